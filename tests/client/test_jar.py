@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -17,7 +18,7 @@ from mcp_sessions.client.jar import FileJar, SavedSession
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from tests.support.resuming import MODES, QUICK, Received, serving, subscribe, text_of
-from tests.support.servers import serve
+from tests.support.servers import RunningServer, serve
 
 SESSION = SavedSession("s-1", state="grün\u2028\N{SNOWMAN}", expires_at="later", position="7")
 HERE = "https://host/mcp"
@@ -26,10 +27,8 @@ HERE = "https://host/mcp"
 def saved(jar: FileJar, target: str, session: SavedSession | None, user: str = "") -> None:
     slot = jar.open(target, user)
     assert slot is not None
-    try:
+    with closing(slot):
         slot.save(session)
-    finally:
-        slot.close()
 
 
 def loaded(jar: FileJar, target: str, user: str = "") -> SavedSession | None:
@@ -202,19 +201,24 @@ def test_a_file_is_free_again_when_its_process_was_killed(jar: FileJar) -> None:
 # --- with the client --------------------------------------------------------------------------
 
 
+def client_of(server: RunningServer, jar: FileJar, mode: str, received: Received) -> Client:
+    """One run of an application."""
+    transport = resumable(server.url(), jar=jar, policy=QUICK, on_resume=received.on_resume)
+    return Client(transport, mode=mode, message_handler=received.on_message)
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("mode", MODES)
 async def test_the_next_run_continues_with_the_session(jar: FileJar, mode: str) -> None:
     with serving() as (_, layer, server):
-        async with Client(resumable(server.url(), jar=jar, policy=QUICK), mode=mode) as client:
+        async with client_of(server, jar, mode, Received()) as client:
             first = text_of(await client.call_tool("session_id", {}))
             if mode == "legacy":
                 await subscribe(client, "note://1")
         await server.call(layer.notify_resource_updated, "note://1")
 
         received = Received()
-        transport = resumable(server.url(), jar=jar, policy=QUICK, on_resume=received.on_resume)
-        async with Client(transport, mode=mode, message_handler=received.on_message) as client:
+        async with client_of(server, jar, mode, received) as client:
             assert text_of(await client.call_tool("session_id", {})) == first
             assert (await received.outcome()).recovered
             if mode == "legacy":
@@ -225,12 +229,11 @@ async def test_the_next_run_continues_with_the_session(jar: FileJar, mode: str) 
 async def test_a_session_that_is_gone_by_the_next_run_is_started_over(jar: FileJar) -> None:
     with serving() as (_, _, server):
         port = server.port
-        async with Client(resumable(server.url(), jar=jar, policy=QUICK), mode="legacy") as client:
+        async with client_of(server, jar, "legacy", Received()) as client:
             first = text_of(await client.call_tool("session_id", {}))
     with serving(port=port) as (_, _, server):
         received = Received()
-        transport = resumable(server.url(), jar=jar, policy=QUICK, on_resume=received.on_resume)
-        async with Client(transport, mode="legacy") as client:
+        async with client_of(server, jar, "legacy", received) as client:
             second = text_of(await client.call_tool("session_id", {}))
         assert second != first
         assert (await received.outcome()).is_new_session
@@ -263,7 +266,7 @@ async def test_a_server_that_lost_its_keys_continues_with_the_session(
     """The server keeps the state itself; only the token that the client has is of no use."""
     with serve(remembering(tmp_path).asgi_app()) as server:
         port = server.port
-        async with Client(resumable(server.url(), jar=jar, policy=QUICK), mode=mode) as client:
+        async with client_of(server, jar, mode, Received()) as client:
             await client.call_tool("remember", {"text": "milk"})
             first = text_of(await client.call_tool("recall", {}))
     assert first.endswith(" milk")
@@ -271,9 +274,8 @@ async def test_a_server_that_lost_its_keys_continues_with_the_session(
     layer = remembering(tmp_path)
     with serve(layer.asgi_app(), port=port) as server:
         received = Received()
-        transport = resumable(server.url(), jar=jar, policy=QUICK, on_resume=received.on_resume)
         with anyio.fail_after(30):
-            async with Client(transport, mode=mode, message_handler=received.on_message) as client:
+            async with client_of(server, jar, mode, received) as client:
                 if mode != "legacy":
                     # The listen stream carries the token too, and is the first that does.
                     async with client.listen(resource_subscriptions=["note://1"]) as changes:
@@ -291,9 +293,9 @@ async def test_a_server_that_lost_its_keys_continues_with_the_session(
 @pytest.mark.anyio
 async def test_another_server_is_not_notified_of_the_session(jar: FileJar) -> None:
     with serving() as (_, _, one), serving() as (_, _, two):
-        async with Client(resumable(one.url(), jar=jar, policy=QUICK), mode="legacy") as client:
+        async with client_of(one, jar, "legacy", Received()) as client:
             first = text_of(await client.call_tool("session_id", {}))
-        async with Client(resumable(two.url(), jar=jar, policy=QUICK), mode="legacy") as client:
+        async with client_of(two, jar, "legacy", Received()) as client:
             assert text_of(await client.call_tool("session_id", {})) != first
         bodies = b"".join(bytes(exchange.request_body) for exchange in two.wire.exchanges)
         assert first.encode() not in bodies
