@@ -271,5 +271,5 @@ class SessionPolicy:
                 what = "number (whole)" if kind is int else "number"
                 raise ConfigurationError(f"{limit.name} must be a positive {what}, not {value!r}")
         for method in self.coalescing:
-            if not method.startswith("notifications/") or method in _NEVER_COALESCED:
+            if not method.startswith(method_names.NOTIFICATION) or method in _NEVER_COALESCED:
                 raise ConfigurationError(f"{method} cannot be coalesced")

@@ -103,7 +103,7 @@ class Application:
             return
         for name in () if self._peer.hosted.has_attached else self._peer.abilities.lists:
             # A session of its own tells it of the lists (EVT11).
-            await self.deliver(rpc.notification(f"notifications/{name}/list_changed"))
+            await self.deliver(rpc.notification(method_names.CHANGED[name]))
         for uri in list(self._peer.subscribed):
             await self.deliver(rpc.notification(method_names.RESOURCE_UPDATED, {"uri": uri}))
 

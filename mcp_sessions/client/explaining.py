@@ -11,7 +11,7 @@ from typing import cast
 
 from mcp_sessions import method_names
 from mcp_sessions.client.dialer import Failure, Json
-from mcp_sessions.core.named import NAMED
+from mcp_sessions.core.named import name_in
 
 _LONGEST = 80
 """Characters of a name that the application chose."""
@@ -52,9 +52,8 @@ def cause_of(failure: Failure, address: str) -> str:
 def what(message: Json) -> str:
     """The name of a request that its author knows: of the tool, or of the method."""
     method = cast(str, message.get("method", "a request"))
-    params = cast("Json", message.get("params") or {})
-    name = params.get(NAMED.get(method, ""))
-    if not isinstance(name, str) or not name.isprintable():
+    name = name_in(method, message.get("params"))
+    if name is None or not name.isprintable():
         return method
     name = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…"
     return name if method == method_names.CALL_TOOL else f"{method} {name}"

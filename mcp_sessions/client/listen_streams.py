@@ -21,13 +21,10 @@ from mcp_sessions.client.dialer import Json
 from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.rpc import notification
 from mcp_sessions.client.stamping import SUBSCRIPTION_ID, with_meta
+from mcp_sessions.core.listen_messages import FLAGS
 from mcp_sessions.core.messages import RequestId, encode, members_of, meta_of, texts_of
 
-_FLAGS = {
-    method_names.TOOLS_CHANGED: "toolsListChanged",
-    method_names.PROMPTS_CHANGED: "promptsListChanged",
-    method_names.RESOURCES_CHANGED: "resourcesListChanged",
-}
+_FLAGS = {method_names.CHANGED[kind]: flag for kind, flag in FLAGS.items()}
 
 
 def _filter_of(message: Json) -> Json:

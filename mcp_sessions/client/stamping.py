@@ -21,7 +21,7 @@ from mcp_sessions.core.messages import (
     meta_of,
 )
 from mcp_sessions.core.messages import without_session as without_session_members
-from mcp_sessions.core.named import NAMED, header_value
+from mcp_sessions.core.named import header_value, name_in
 from mcp_sessions.core.resume import SessionView, is_sendable
 
 CLIENT_CAPABILITIES_META = "io.modelcontextprotocol/clientCapabilities"
@@ -138,8 +138,7 @@ def modern_headers(message: Json, envelope: Envelope) -> dict[str, str]:
     """
     method: str = message["method"]
     headers = {"mcp-protocol-version": envelope.protocol_version, "mcp-method": method}
-    params = cast("Json", message.get("params") or {})
-    name = params.get(NAMED.get(method, ""))
-    if isinstance(name, str):
+    name = name_in(method, message.get("params"))
+    if name is not None:
         headers["mcp-name"] = header_value(name)
     return headers

@@ -20,7 +20,7 @@ LEVELS = (
 )  # fmt: skip
 """Levels of log messages, the lowest first."""
 
-_FLAGS = {
+FLAGS = {
     "tools": "toolsListChanged",
     "prompts": "promptsListChanged",
     "resources": "resourcesListChanged",
@@ -33,20 +33,18 @@ class Filter:
         wanted: Mapping[str, Any] = params.get("notifications") or {}
         self._uri_list: list[str] = list(wanted.get("resourceSubscriptions") or ())
         self.uris = frozenset(self._uri_list)
-        self.lists = frozenset(name for name, flag in _FLAGS.items() if wanted.get(flag) is True)
+        self.lists = frozenset(name for name, flag in FLAGS.items() if wanted.get(flag) is True)
 
     def honored(self) -> dict[str, Any]:
-        honored: dict[str, Any] = {
-            flag: True for name, flag in _FLAGS.items() if name in self.lists
-        }
+        honored: dict[str, Any] = {flag: True for name, flag in FLAGS.items() if name in self.lists}
         if self._uri_list:
             honored["resourceSubscriptions"] = self._uri_list
         return honored
 
     def admits(self, event: LoggedEvent) -> bool:
         method: str = decode(event.payload)["method"]
-        if method.endswith("/list_changed"):
-            return method.split("/")[1] in self.lists
+        if method.endswith(method_names.LIST_CHANGED):
+            return method_names.CHANGED_KIND.get(method) in self.lists
         # An update of a resource was stored because the session subscribed, or because a
         # handler sent it to this very session: it is delivered, and so is all else.
         return True

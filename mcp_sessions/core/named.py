@@ -1,4 +1,4 @@
-"""Name the member of the params by which each method names a thing of the server."""
+"""Tables of what methods name: the member of a request's params, and those of a list's entries."""
 
 from __future__ import annotations
 
@@ -6,23 +6,67 @@ import base64
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from mcp_sessions import method_names
 
-NAMED: Mapping[str, str] = MappingProxyType(
-    {
-        method_names.CALL_TOOL: "name",
-        method_names.GET_PROMPT: "name",
-        method_names.READ_RESOURCE: "uri",
-    }
+MEMBERS: Mapping[str, str] = MappingProxyType(
+    {"tools": "name", "prompts": "name", "resources": "uri"}
 )
+"""Kind → the member of params that names one of it, if the method begins with the kind."""
+
+
+def _members(*methods: str) -> Mapping[str, str]:
+    return MappingProxyType({method: MEMBERS[method.partition("/")[0]] for method in methods})
+
+
+NAMED = _members(method_names.CALL_TOOL, method_names.GET_PROMPT, method_names.READ_RESOURCE)
 """Methods whose name a header repeats, and whose result may ask for input (2026-07-28)."""
 
-SUBSCRIBING: Mapping[str, str] = MappingProxyType(
-    {method_names.SUBSCRIBE: "uri", method_names.UNSUBSCRIBE: "uri"}
+NAMING = _members(*NAMED, method_names.SUBSCRIBE, method_names.UNSUBSCRIBE)
+"""Methods that have no meaning without a name."""
+
+
+class Listing(NamedTuple):
+    kind: str
+    entries: str
+    """The member of the result that has the list."""
+
+    name: str
+    """The member of an entry that is its name."""
+
+    named_by: str
+    """The method whose params name an entry."""
+
+
+LISTS: Mapping[str, Listing] = MappingProxyType(
+    {
+        method_names.LIST_TOOLS: Listing("tools", "tools", "name", method_names.CALL_TOOL),
+        method_names.LIST_PROMPTS: Listing("prompts", "prompts", "name", method_names.GET_PROMPT),
+        method_names.LIST_RESOURCES: Listing(
+            "resources", "resources", "uri", method_names.READ_RESOURCE
+        ),
+        method_names.LIST_TEMPLATES: Listing(
+            "resources", "resourceTemplates", "uriTemplate", method_names.READ_RESOURCE
+        ),
+    }
 )
+"""Method → what its result lists."""
 
 _PLAIN = re.compile(r"(?!=\?base64\?)(?! )[\x20-\x7e]*(?<! )")
+
+
+def name_in(method: str, params: Mapping[str, Any] | None) -> str | None:
+    """Return the name that the params of a method of ``NAMED`` have, if it is a text."""
+    if params is None or method not in NAMED:
+        return None
+    name = params.get(NAMED[method])
+    return name if isinstance(name, str) else None
+
+
+def updated_uri(params: Mapping[str, Any] | None) -> str:
+    """Return the resource of a ``notifications/resources/updated``. Empty: it has none."""
+    return str(params["uri"]) if params and "uri" in params else ""
 
 
 def header_value(text: str) -> str:

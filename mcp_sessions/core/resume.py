@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeGuard
 
+from mcp_sessions import method_names
 from mcp_sessions.core.messages import (
     EXTENSION,
     ROUTE_HEADER,
@@ -292,9 +293,7 @@ def abilities(capabilities: object) -> Abilities:
         features=frozenset(texts_of(members_of(extension).get("features"))),
         key_lifetime=seconds_of(keys.get("lifetime")),
         routes=members_of(members_of(extension).get("routing")).get("header") == ROUTE_HEADER,
-        lists=tuple(
-            n for n in ("tools", "prompts", "resources") if isinstance(members.get(n), dict)
-        ),
+        lists=tuple(n for n in method_names.LISTED if isinstance(members.get(n), dict)),
     )
 
 

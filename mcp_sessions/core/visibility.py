@@ -29,7 +29,7 @@ from typing import Any, cast
 
 from mcp_sessions import method_names
 from mcp_sessions.core.messages import members_of
-from mcp_sessions.core.named import NAMED, SUBSCRIBING
+from mcp_sessions.core.named import LISTS, MEMBERS, NAMING
 from mcp_sessions.core.readings import (
     check_readable,
     fits,
@@ -48,7 +48,7 @@ from mcp_sessions.errors import InvalidParams
 STATE_KEY = "mcp_sessions/visibility"
 """The key of a session's state that holds its rules."""
 
-TOOLS, PROMPTS, RESOURCES = KINDS = ("tools", "prompts", "resources")
+TOOLS, PROMPTS, RESOURCES = KINDS = method_names.LISTED
 
 VisibilityRule = list[Any]
 """A pattern, and whether it hides. A list: stores keep JSON."""
@@ -56,19 +56,7 @@ VisibilityRule = list[Any]
 Rules = Mapping[str, list[VisibilityRule]]
 """By kind; of what is said of one name the last counts."""
 
-_LISTS = {
-    method_names.LIST_TOOLS: (TOOLS, "tools", "name"),
-    method_names.LIST_PROMPTS: (PROMPTS, "prompts", "name"),
-    method_names.LIST_RESOURCES: (RESOURCES, "resources", "uri"),
-    method_names.LIST_TEMPLATES: (RESOURCES, "resourceTemplates", "uriTemplate"),
-}
-_MEMBERS = {TOOLS: "name", PROMPTS: "name", RESOURCES: "uri"}
-"""The member that names the target, in a request whose method begins with the kind."""
-
-_NAMING = NAMED.keys() | SUBSCRIBING.keys()
-"""Methods of these that have no meaning without a name."""
-
-_REFERENCES = {"ref/prompt": (PROMPTS, "name"), "ref/resource": (RESOURCES, "uri")}
+_REFERENCES = {"ref/prompt": PROMPTS, "ref/resource": RESOURCES}
 _COMPLETE, _LISTEN = method_names.COMPLETE, method_names.LISTEN
 _CONTENTS = ("content", "contents", "messages")
 """Members of a result that have links to resources, or their contents."""
@@ -198,9 +186,9 @@ class Visibility:
         method, given = folded(method), params or {}
         kind = method.partition("/")[0]
         if kind in KINDS:
-            member = _MEMBERS[kind]
+            member = MEMBERS[kind]
             _check_spelled(given, member)
-            if member in given or method in _NAMING:
+            if member in given or method in NAMING:
                 params = conceal(kind, given, member)
         elif method == _COMPLETE:
             _check_spelled(given, "ref", "argument", "context")
@@ -210,7 +198,8 @@ class Visibility:
             named_by: Any = reference.get("type")
             if not isinstance(named_by, str) or named_by not in _REFERENCES:
                 raise InvalidParams("a reference that is of no known type")
-            for each, (kind, member) in _REFERENCES.items():
+            for each, kind in _REFERENCES.items():
+                member = MEMBERS[kind]
                 if each == named_by or member in reference:
                     reference = conceal(kind, reference, member)
             params = {**given, "ref": reference}
@@ -263,8 +252,8 @@ class Visibility:
             params: Of its request, as the client sent them.
         """
         method = folded(method)
-        if method in _LISTS:
-            kind, member, name = _LISTS[method]
+        if method in LISTS:
+            kind, member, name, _ = LISTS[method]
             result = self._without(
                 result, member, lambda entry: (kind, members_of(entry).get(name))
             )
@@ -376,10 +365,10 @@ def restored(value: Any, rewritten: Mapping[str, str]) -> Any:
 def calls_one(params: Mapping[str, Any]) -> bool:
     """Whether it is certain which tool the server reads in the params of a call."""
     try:
-        _check_spelled(params, "name")
+        _check_spelled(params, MEMBERS[TOOLS])
     except InvalidParams:
         return False
-    return isinstance(params.get("name", ""), str)
+    return isinstance(params.get(MEMBERS[TOOLS], ""), str)
 
 
 def _check_spelled(holder: Mapping[str, Any], *members: str) -> None:

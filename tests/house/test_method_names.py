@@ -1,4 +1,6 @@
-"""A method of MCP has its name in one place: ``mcp_sessions/method_names.py``."""
+"""A method of MCP has its name, and each part of it, in one place:
+``mcp_sessions/method_names.py``.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from tests.house.source import PACKAGES, ROOT
 NAMES = {
     value for name, value in vars(method_names).items() if name.isupper() and isinstance(value, str)
 }
+
 
 FOLDERS = [PACKAGES["mcp_sessions"], PACKAGES["mcp_sessions_transports"]]
 """The conformance kit shares nothing with what it tests."""
@@ -23,10 +26,17 @@ OTHER = {
 """File or folder → why it may spell them."""
 
 
+def is_part(text: str) -> bool:
+    """Whether a text is a name, or whole words of one: ``roots/``, ``/list``, ``list_changed``."""
+    words = text.strip("/")
+    is_clear = text in NAMES or "/" in text or "_" in text
+    return is_clear and words != "" and any(f"/{words}/" in f"/{name}/" for name in NAMES)
+
+
 def spelled(source: str) -> Iterator[int]:
-    """The lines that have the name of a method as a text."""
+    """The lines that have the name of a method, or a part of one, as a text or in an f-string."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and node.value in NAMES:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and is_part(node.value):
             yield node.lineno
 
 
@@ -52,3 +62,12 @@ def test_a_name_that_is_spelled_is_seen() -> None:
     assert list(spelled('case = {"a": ["notifications/progress"]}')) == [1]
     assert is_other("mcp_sessions/acp/link.py") and not is_other("mcp_sessions/acp_link.py")
     assert all(Path(ROOT, known).exists() for known in OTHER)
+
+
+def test_a_part_of_a_name_is_seen() -> None:
+    assert list(spelled('f"notifications/{kind}/list_changed"')) == [1, 1]
+    assert list(spelled('f"{kind}/list"')) == [1]
+    assert list(spelled('method.startswith("session/")')) == [1]
+    assert list(spelled('ENDS = ("/list_changed", "resources/updated")')) == [1, 1]
+    assert list(spelled('method.endswith("list_changed")')) == [1]
+    assert list(spelled('f"{listed}/other/{kind}"')) == []

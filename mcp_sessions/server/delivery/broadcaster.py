@@ -26,6 +26,7 @@ from mcp_sessions.background import give_way, stopped, watched
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.coalescing import coalescing_key
 from mcp_sessions.core.messages import notification_message, plain_draft
+from mcp_sessions.core.named import updated_uri
 from mcp_sessions.core.recent import Recent
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Detached, StoreUnavailable
@@ -357,7 +358,7 @@ class ChangeBroadcaster:
         self, method: str, params: Mapping[str, Any] | None
     ) -> list[ClientConnection]:
         if method == method_names.RESOURCE_UPDATED:
-            return self._connections.sessionless_subscribers(str((params or {}).get("uri", "")))
+            return self._connections.sessionless_subscribers(updated_uri(params))
         return [
             connection
             for connection in self._connections.all()

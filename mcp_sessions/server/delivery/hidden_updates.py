@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions import method_names
+from mcp_sessions.core.named import updated_uri
 from mcp_sessions.core.visibility import RESOURCES, Visibility
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.connection.connection import ClientConnection
@@ -29,7 +30,7 @@ class HiddenUpdates:
         otherwise. A session that hides one itself ends its subscriptions to it.
         """
         return method == method_names.RESOURCE_UPDATED and self._visibility.is_hidden(
-            RESOURCES, _uri(params)
+            RESOURCES, updated_uri(params)
         )
 
     async def is_hidden_from(
@@ -46,7 +47,7 @@ class HiddenUpdates:
         if record is None:
             return False
         return self._visibility.with_rules_in(record.state.values).is_hidden(
-            RESOURCES, _uri(params)
+            RESOURCES, updated_uri(params)
         )
 
     async def is_hidden_from_connection(
@@ -61,8 +62,4 @@ class HiddenUpdates:
             return await self.is_hidden_from(connection.transport_session, method, params)
         # A pipe keeps its rules itself, and no subscription to what they hide.
         own = self._connections.sessionless_subscriptions(connection)
-        return self.is_hidden_from_some(method, params) and _uri(params) not in own
-
-
-def _uri(params: Mapping[str, Any] | None) -> str:
-    return str((params or {}).get("uri", ""))
+        return self.is_hidden_from_some(method, params) and updated_uri(params) not in own

@@ -23,12 +23,6 @@ from mcp_sessions.server.upstream.port import REQUEST_TIMEOUT, NotAskable, PeerE
 from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.stores.records import Peer
 
-_NEEDS_CAPABILITY = {
-    method_names.SAMPLE: "sampling",
-    method_names.ELICIT: "elicitation",
-    method_names.LIST_ROOTS: "roots",
-}
-
 
 def log_key_of(question_id: str) -> str:
     """The key of a question in a stream's log: a client that reopens the stream does not get it if
@@ -193,6 +187,6 @@ def check_may_ask(peer: Peer | None, method: str) -> None:
     params = peer.initialize_params if peer is not None and not peer.modern else None
     if params is None:
         raise NotAskable(method)
-    capability = _NEEDS_CAPABILITY.get(method)
+    capability = method_names.QUESTIONS.get(method)
     if capability is not None and capability not in (params.get("capabilities") or {}):
         raise PeerError(INVALID_REQUEST, f"the client did not declare {capability!r}")

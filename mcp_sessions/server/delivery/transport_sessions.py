@@ -202,8 +202,5 @@ def _refetch(subscriptions: Collection[str], lists: frozenset[str]) -> list[byte
     updated = method_names.RESOURCE_UPDATED
     return [
         *(notification_message(updated, {"uri": uri}) for uri in sorted(subscriptions)),
-        *(
-            notification_message(f"notifications/{name}/list_changed", None)
-            for name in sorted(lists)
-        ),
+        *(notification_message(method_names.CHANGED[name], None) for name in sorted(lists)),
     ]

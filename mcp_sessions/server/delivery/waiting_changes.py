@@ -25,6 +25,7 @@ from typing import Any
 from mcp_sessions import method_names
 from mcp_sessions.core.coalescing import coalescing_key
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
+from mcp_sessions.core.named import updated_uri
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
@@ -219,8 +220,8 @@ class WaitingChanges:
         return ServerChange(
             f"{self._name}.{number}",
             self._clock(),
-            str((params or {}).get("uri", "")) if is_update else None,
-            None if is_update else method.split("/")[1],
+            updated_uri(params) if is_update else None,
+            None if is_update else method_names.CHANGED_KIND.get(method),
             EventTemplate(method, params, key),
             plain_draft(notification_message(method, params), key),
         )

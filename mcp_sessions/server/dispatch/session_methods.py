@@ -59,7 +59,7 @@ class SessionMethods(Stage):
 
     async def before(self, call: Call) -> Outcome | None:
         request, inbound = call.request, call.inbound
-        if not self._store.remembers and request.method.startswith("session/"):
+        if not self._store.remembers and request.method in method_names.OF_A_STORE:
             # SLS1: without a store, only ``sessions/*`` is spoken.
             raise UpstreamError(error_body(METHOD_NOT_FOUND, "Method not found", request.method))
         match request.method:

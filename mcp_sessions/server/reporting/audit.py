@@ -29,7 +29,7 @@ from mcp_sessions.errors import REQUEST_CANCELLED
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.server.reporting.loggable import KnownNames
+from mcp_sessions.server.reporting.loggable import KnownNames, loggable_name
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger("mcp_sessions.audit")
@@ -79,9 +79,7 @@ class Audit:
         if client is not None:
             members["client.address"] = client
         members |= self._identity(principal)
-        method, params = message.method, message.params or {}
-        name = params.get("name")
-        entry = AuditEntry(self, members, method, name=name if isinstance(name, str) else None)
+        entry = AuditEntry(self, members, message.method, name=loggable_name(message.params))
         entry.follow(found)
         if message.about is not None:
             # Before it is known whether there is one: whoever tries others' ids is seen.
@@ -206,7 +204,7 @@ class AuditEntry:
     def is_result(self, result: Mapping[str, Any]) -> None:
         self._error = {"error.type": "tool_error"} if result.get("isError") is True else {}
         if not self._error:
-            self._audit.known.served(self._method, {"name": self._name}, result)
+            self._audit.known.served(self._method, self._name, result)
         if self._method in (method_names.START_SESSION, method_names.CREATE_SESSION):
             made: Any = result.get("session", result)
             self.serve_in(digest(SessionId(made["sessionId"])), "session")

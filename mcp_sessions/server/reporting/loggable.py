@@ -11,6 +11,7 @@ from typing import Any
 
 from mcp_sessions import method_names
 from mcp_sessions.core.messages import entries_of, members_of
+from mcp_sessions.core.named import LISTS
 from mcp_sessions.security import is_minted
 
 _MOST = 200
@@ -39,25 +40,27 @@ _METHODS = (
     }
 )
 
-_LISTS = {
-    method_names.LIST_TOOLS: (method_names.CALL_TOOL, "tools"),
-    method_names.LIST_PROMPTS: (method_names.GET_PROMPT, "prompts"),
-}
+_NAME = "name"
+"""The member that has a name. A URI is never written down."""
 
 
 class KnownNames:
     def __init__(self) -> None:
         self._names: set[tuple[str, str]] = set()
 
-    def served(self, method: str, params: Mapping[str, Any] | None, result: Any) -> None:
+    def served(self, method: str, name: str | None, result: Any) -> None:
+        """Remember what was served, and what a list has.
+
+        Args:
+            name: See :func:`loggable_name`.
+        """
         self._add("", method)
-        name = (params or {}).get("name")
-        if isinstance(name, str):
+        if name is not None:
             self._add(method, name)
-        if method in _LISTS:
-            calls, member = _LISTS[method]
-            for entry in entries_of(members_of(result).get(member)):
-                self._add(calls, str(members_of(entry).get("name")))
+        listing = LISTS.get(method)
+        if listing is not None and listing.name == _NAME:
+            for entry in entries_of(members_of(result).get(listing.entries)):
+                self._add(listing.named_by, str(members_of(entry).get(_NAME)))
 
     def name(self, method: str, name: str) -> str | None:
         return name if (method, name) in self._names else None
@@ -68,6 +71,12 @@ class KnownNames:
     def _add(self, method: str, name: str) -> None:
         if len(name) <= _MOST and not is_minted(name) and len(self._names) < _KEPT:
             self._names.add((method, name))
+
+
+def loggable_name(params: Mapping[str, Any] | None) -> str | None:
+    """Return what a request of any method names by a name, not by a URI."""
+    name = (params or {}).get(_NAME)
+    return name if isinstance(name, str) else None
 
 
 def loggable_method(method: str) -> str:

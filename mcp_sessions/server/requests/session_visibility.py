@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mcp_sessions import method_names
 from mcp_sessions.core.visibility import RESOURCES, STATE_KEY, Visibility
 from mcp_sessions.errors import ConfigurationError, SessionNotFound
 from mcp_sessions.ids import SessionId
@@ -78,7 +79,7 @@ class SessionVisibility:
         await self._unsubscribe(record, lambda uri: now.is_hidden(RESOURCES, uri))
         sent = kept["unsent"]
         for kind in sent:
-            await self._notify(f"notifications/{kind}/list_changed", None)
+            await self._notify(method_names.CHANGED[kind], None)
         if sent:
             await self._kept_as(
                 lambda newest: {

@@ -18,13 +18,6 @@ _MODES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Kind of request to a client → its modes."""
 
-_NEEDS: Final = {
-    method_names.ELICIT: "elicitation",
-    method_names.SAMPLE: "sampling",
-    method_names.LIST_ROOTS: "roots",
-}
-"""Request to a client → the capability that it has to declare for it."""
-
 Asks = Mapping[str, Mapping[str, Any]]
 """Part of a client's capabilities that lets a server ask. Each different value has a process of its
 own, so values hold only names of the protocol, and no other text of a client.
@@ -53,7 +46,7 @@ def accepts(asks: Asks, method: str, params: Mapping[str, Any] | None) -> bool:
     """Whether a client accepts that request. One that declares no mode of elicitation accepts
     forms.
     """
-    need = _NEEDS.get(method)
+    need = method_names.QUESTIONS.get(method)
     if need is None or need not in asks:
         return False
     if need != "elicitation":

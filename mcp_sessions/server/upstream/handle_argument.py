@@ -17,6 +17,7 @@ from mcp_sessions.core.handles import (
 )
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import members_of
+from mcp_sessions.core.named import name_in
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.server.upstream.port import UpstreamCall, UpstreamPeer
 
@@ -40,10 +41,10 @@ class HandleArgument:
     _structures: dict[str, bool] = field(init=False, default_factory=dict[str, bool])
 
     def tool_of(self, request: Message) -> str | None:
-        tool = (
-            (request.params or {}).get("name") if request.method == method_names.CALL_TOOL else None
-        )
-        return tool if isinstance(tool, str) and tool in self.tools else None
+        if request.method != method_names.CALL_TOOL:
+            return None
+        tool = name_in(request.method, request.params)
+        return tool if tool in self.tools else None
 
     def is_unknown(self, tool: str | None) -> bool:
         return tool is not None and tool not in self._takes

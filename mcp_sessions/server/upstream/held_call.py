@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.core.messages import encode, wire_error
-from mcp_sessions.core.named import NAMED
+from mcp_sessions.core.named import name_in
 from mcp_sessions.errors import OutcomeUnknown
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.port import NotAskable, PeerRequest, UpstreamCall, UpstreamError
@@ -58,8 +58,7 @@ class HeldCall:
 def what_of(
     call: UpstreamCall, owner: Hashable, method: str, params: Mapping[str, Any] | None
 ) -> Hashable:
-    named: object = (params or {}).get(NAMED.get(method, ""))
-    return call.principal, owner, method, named if isinstance(named, str) else None
+    return call.principal, owner, method, name_in(method, params)
 
 
 def new_outcome() -> asyncio.Future[dict[str, Any]]:

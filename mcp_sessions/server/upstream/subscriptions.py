@@ -9,6 +9,7 @@ from typing import Any
 from mcp_sessions import method_names
 from mcp_sessions.core.listen_messages import level_of
 from mcp_sessions.core.messages import error_body, wire_error
+from mcp_sessions.core.named import NAMING
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -50,7 +51,7 @@ class Subscriptions(Around):
         Raises:
             StoreUnavailable: It is unknown whether the change took effect. A repeat is harmless.
         """
-        uri = (params or {}).get("uri")
+        uri = (params or {}).get(NAMING[method])
         if not isinstance(uri, str):
             raise UpstreamError(error_body(INVALID_PARAMS, "Invalid request parameters", ""))
         result: dict[str, Any] = {}

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mcp_sessions import method_names
+from mcp_sessions.core.named import name_in
 from mcp_sessions.core.readings import folded, is_one_of
 from mcp_sessions.core.visibility import TOOLS, Visibility, calls_one
 from mcp_sessions.errors import SessionRequiredByServer
@@ -33,11 +34,9 @@ class Gates(Stage):
             raise SessionRequiredByServer
         if not self._tools or request.method != method_names.CALL_TOOL:
             return None
-        params = request.params or {}
-        name = params.get("name")
-        tool = name if isinstance(name, str) else None
+        tool = name_in(request.method, request.params)
         # If it is not sure which tool the server reads, it may be one of these.
-        if calls_one(params) and (tool is None or not is_one_of(tool, self._tools)):
+        if calls_one(request.params or {}) and (tool is None or not is_one_of(tool, self._tools)):
             return None
         sees = self._visibility
         if sees.needed:

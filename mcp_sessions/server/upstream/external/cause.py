@@ -52,7 +52,11 @@ LATE: Final = 3.0
 BEHIND: Final = 1.0
 """Seconds by which a URL's own stream may be behind its responses."""
 
-_ABOUT_NO_REQUEST: Final = ("/list_changed", "resources/updated", method_names.LIST_ROOTS)
+_ABOUT_NO_REQUEST: Final = (
+    method_names.LIST_CHANGED,
+    method_names.RESOURCE_UPDATED,
+    method_names.LIST_ROOTS,
+)
 """Endings of the methods that a server calls at any time. It asks for roots when a client
 begins.
 """
@@ -237,7 +241,7 @@ class UnansweredRequests:
         else:
             name = _name_of(method, params)
             cause = self._named(name) if name is not None else self._only(method, is_late=is_late)
-        self._has_asked = self._has_asked or not method.startswith("notifications/")
+        self._has_asked = self._has_asked or not method.startswith(method_names.NOTIFICATION)
         elicitation: object = (params or {}).get("elicitationId")
         if isinstance(elicitation, str) and method == method_names.ELICIT:
             for request in self._awaited.values():

@@ -22,6 +22,7 @@ from typing import Any
 from mcp_sessions import method_names
 from mcp_sessions.core.listen_messages import LEVELS, SUBSCRIPTION_ID
 from mcp_sessions.core.messages import Notification, error_body, members_of, meta_of
+from mcp_sessions.core.named import NAMING
 from mcp_sessions.errors import INTERNAL_ERROR, METHOD_NOT_FOUND
 from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.child_requests import ANSWERING, RequestSender
@@ -229,13 +230,13 @@ class ModernEra:
 
 def _subscribe(child: ChildConnection, method: str, params: Mapping[str, Any] | None) -> None:
     change = child.subscribed.add if method == method_names.SUBSCRIBE else child.subscribed.discard
-    change((params or {})["uri"])
+    change((params or {})[NAMING[method]])
 
 
 async def read_again(child: ChildConnection) -> None:
     """Have all lists and subscribed resources read again: changes during the gap are unknown."""
     for name in method_names.LISTED:
         if members_of(child.capabilities.get(name)).get("listChanged"):
-            await child.client.notified(f"notifications/{name}/list_changed", None)
+            await child.client.notified(method_names.CHANGED[name], None)
     for uri in sorted(child.subscribed):
         await child.client.notified(method_names.RESOURCE_UPDATED, {"uri": uri})

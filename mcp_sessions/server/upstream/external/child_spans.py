@@ -10,7 +10,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span, ge
 
 from mcp_sessions import method_names
 from mcp_sessions.core.messages import meta_of
-from mcp_sessions.server.reporting.loggable import KnownNames
+from mcp_sessions.server.reporting.loggable import KnownNames, loggable_name
 from mcp_sessions.server.upstream.external.other_replicas import ServedResult
 from mcp_sessions.server.upstream.port import UpstreamCall, UpstreamError
 from mcp_sessions.server.upstream.sdk.sdk_spans import CONVERSATION, SESSION_DIGEST, is_tracing
@@ -46,8 +46,8 @@ async def _traced(
     known: KnownNames,
 ) -> ServedResult:
     # An unknown name may be an id: see `mcp_sessions.server.reporting.loggable`.
-    name = (params or {}).get("name")
-    target = known.name(method, name) if isinstance(name, str) else None
+    name = loggable_name(params)
+    target = known.name(method, name) if name is not None else None
     named = known.method(method) or "unknown"
     attributes = {"mcp.method.name": named, "mcp.protocol.version": str(version)}
     if call.request_id is not None:
@@ -89,7 +89,7 @@ async def _traced(
             span.set_attribute("error.type", "tool_error")
             span.set_status(StatusCode.ERROR)
         else:
-            known.served(method, params, served[0])
+            known.served(method, name, served[0])
             if target is None and isinstance(name, str):
                 _name(span, method, known.name(method, name))
         return served

@@ -351,7 +351,7 @@ class Children:
     async def _notify_again(self, slot: Slot, child: Child) -> None:
         for name in method_names.LISTED:
             if name in child.capabilities:
-                await slot.notified(f"notifications/{name}/list_changed", None)
+                await slot.notified(method_names.CHANGED[name], None)
         for uri in list(slot.subscribers):
             await slot.notified(method_names.RESOURCE_UPDATED, {"uri": uri})
 

@@ -39,7 +39,7 @@ class Listen:
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         if (
             method != method_names.RESOURCE_UPDATED
-            and method.split("/")[1] not in self._wanted.lists
+            and method_names.CHANGED_KIND.get(method) not in self._wanted.lists
         ):
             return
         await self._is_acknowledged.wait()

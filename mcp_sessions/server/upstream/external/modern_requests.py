@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from uuid import uuid4
 
 from mcp_sessions import method_names
-from mcp_sessions.core.listen_messages import SUBSCRIPTION_ID
+from mcp_sessions.core.listen_messages import FLAGS, SUBSCRIPTION_ID
 from mcp_sessions.core.messages import (
     PROTOCOL_VERSION_META,
     Notification,
@@ -149,8 +149,8 @@ def _of_the_era_before(method: str, params: dict[str, Any] | None) -> dict[str, 
 
 def wanted_changes(capabilities: Mapping[str, Any], uris: set[str]) -> dict[str, Any]:
     wanted: dict[str, Any] = {
-        f"{name}ListChanged": True
-        for name in ("tools", "prompts", "resources")
+        flag: True
+        for name, flag in FLAGS.items()
         if members_of(capabilities.get(name)).get("listChanged")
     }
     if uris:

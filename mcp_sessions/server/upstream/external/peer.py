@@ -13,6 +13,7 @@ from typing import Any, Final
 from mcp_sessions import method_names
 from mcp_sessions.core.listen_messages import Filter
 from mcp_sessions.core.messages import wire_error
+from mcp_sessions.core.named import NAMING
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
@@ -232,7 +233,7 @@ class ExternalPeer:
         """Subscribe or unsubscribe a client. The child is subscribed as long as any client here is,
         if it can be.
         """
-        uri, subscribers = params["uri"], slot.subscribers
+        uri, subscribers = params[NAMING[method]], slot.subscribers
         subscribes = method == method_names.SUBSCRIBE
         child = slot.living or await slot.started(call.principal)
         who = self._who(call)

@@ -152,7 +152,9 @@ class SdkUpstream:
         return self.lowlevel.get_request_handler(method) is not None
 
     def listed(self) -> frozenset[str]:
-        return frozenset(name for name in method_names.LISTED if self.serves(f"{name}/list"))
+        return frozenset(
+            kind for kind, method in method_names.LIST_METHODS.items() if self.serves(method)
+        )
 
     async def listed_tools(self) -> Sequence[Mapping[str, Any]] | None:
         """Return the tools of an MCPServer or FastMCP. None: a lowlevel server's handler makes its

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mcp_sessions.core.messages import entries_of, members_of
-from mcp_sessions.core.named import NAMED, header_value
+from mcp_sessions.core.named import header_value, name_in
 from mcp_sessions.core.recent import Recent
 
 HEADER_MISMATCH: Final = -32020
@@ -29,8 +29,8 @@ ArgumentPath = tuple[str, ...]
 def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
     method: str = message["method"]
     headers = {"mcp-method": method}
-    name: object = message["params"].get(NAMED.get(method))
-    if isinstance(name, str):
+    name = name_in(method, message["params"])
+    if name is not None:
         headers["mcp-name"] = header_value(name)
     return headers
 
