@@ -160,7 +160,9 @@ class SdkPeer:
             )
             context = CallContext(call, call.request_id, metadata)
             handle = runner.on_request
-            _forget(runner, "on_request")
+            # The runner keeps it, and so refers to itself: all that is known of the request would
+            # wait for the garbage collector.
+            runner.__dict__.pop("on_request", None)
             result = await handle(context, method, params)
             if method in methods.SPEC_CLIENT_METHODS:
                 if call.store_failure is None or method != method_names.CALL_TOOL:
@@ -187,7 +189,7 @@ class SdkPeer:
         metadata = ServerMessageMetadata(request_context=call.context)
         context = CallContext(call, call.request_id, metadata)
         handle = runner.on_notify
-        _forget(runner, "on_notify")
+        runner.__dict__.pop("on_notify", None)
         await handle(context, method, params)
 
     def belongs_to(self, session_id: SessionId) -> None:
@@ -198,13 +200,6 @@ class SdkPeer:
         # A connection of one request is closed only if a handler registered something there.
         if not isinstance(connection, RequestConnection) or connection.is_stack_used:
             await aclose_shielded(connection)
-
-
-def _forget(runner: Runner, method: str) -> None:
-    """Remove a method that a runner keeps after its first use. By it the runner refers to itself,
-    and all that is known of the request would wait for the garbage collector.
-    """
-    vars(runner).pop(method, None)
 
 
 def error_of(failed: Exception, *, modern: bool) -> dict[str, Any]:
