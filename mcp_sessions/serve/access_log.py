@@ -17,7 +17,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions.core.message import read
-from mcp_sessions.core.messages import Answer, Malformed, decode, parse
+from mcp_sessions.core.messages import Notification, decode, members_of
 from mcp_sessions.ids import digest
 from mcp_sessions.server.reporting.loggable import loggable_method
 
@@ -135,13 +135,16 @@ class _Seen:
 
     def _said(self) -> tuple[str | None, str | None]:
         try:
-            parsed = parse(decode(b"".join(self._body)))
-        except (ValueError, Malformed):
+            value = decode(b"".join(self._body))
+        except ValueError:
             return None, None
-        if isinstance(parsed, Answer):
-            return _ANSWER, None
-        message = read(parsed)
-        return loggable_method(message.method), message.about
+        members = members_of(value)
+        method, params = members.get("method"), members.get("params")
+        if not isinstance(method, str):
+            return (_ANSWER if "result" in members or "error" in members else None), None
+        # It may be refused as malformed, and is logged all the same.
+        about = read(Notification(method, members_of(params))).about
+        return loggable_method(method), about
 
 
 def _header(headers: Any, name: bytes) -> str | None:

@@ -114,6 +114,7 @@ def test_the_request_that_it_cancels(method: str, requested: Any, cancelled: Any
         ("tools/call", {"sessionId": "a", "_meta": {SESSION_META: SESSION}}, "s"),
         ("tools/call", {"sessionId": "a", "_meta": {SESSION_META: None}}, None),
         ("sessions/delete", None, None),
+        ("sessions/delete", {"sessionId": "a", "_meta": {SESSION_META: SESSION}}, "s"),
     ],
 )
 def test_the_session_that_a_log_names(method: str, params: Any, about: str | None) -> None:

@@ -110,6 +110,8 @@ async def test_the_session_that_a_method_is_about(
         (b"[1]", None),
         (b'{"method": 5}', None),
         (b'{"jsonrpc": "2.0", "method": "session-abc"}', "a method that is not the protocol's"),
+        (b'{"id": 1, "method": "tools/call", "params": ["x"]}', "tools/call"),
+        (b'{"jsonrpc": "2.0", "result": {}}', "an answer"),
         (b'{"jsonrpc": "2.0", "id": 1, "result": {}}', "an answer"),
         (b'{"method": "tools/call", "params": "' + b"x" * 300_000 + b'"}', None),
     ],

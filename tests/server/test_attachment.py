@@ -2,6 +2,9 @@
 
 import pytest
 
+from mcp_sessions import metrics
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.server.delivery.attachments import Attachments
 from tests.support.apps import DEPRECATED
 from tests.support.raw import (
     EXTENSION,
@@ -33,6 +36,28 @@ async def update(w: World, session: str, *changed: str) -> None:
     """Events of one session, one per URI, from a request that attaches nothing."""
     for uri in changed:
         await w.client().text("update", uri=uri, meta=in_session(session))
+
+
+async def test_an_attach_is_counted_whatever_becomes_of_its_replay(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store attached the session, and took it from another connection."""
+
+    async def fails(*_: object) -> None:
+        raise StoreUnavailable
+
+    client, other = await w.connected(), await w.connected()
+    session = (await client.start())["sessionId"]
+    counted = list[str]()
+
+    def count(transport: str, *_: object) -> None:
+        counted.append(transport)
+
+    monkeypatch.setattr(metrics, "attached", count)
+    monkeypatch.setattr(Attachments, "_begin", fails)
+    reply = await other.send("session/resume", {"sessionId": session}).reply.done()
+
+    assert (reply.status, len(counted)) == (503, 1)
 
 
 # --- events -----------------------------------------------------------------------------------

@@ -123,8 +123,8 @@ class Attachments:
                 ):
                     lost = _lost(session_id, previous, Detached.TAKEN_OVER, newer, instance)
                     await self._displace_surely(lost)
-            refusal = attached.refusal.value if attached.refusal is not None else None
-            metrics.attached(newer or "none", len(attached.replay), refusal)
+                refusal = attached.refusal.value if attached.refusal is not None else None
+                metrics.attached(newer or "none", len(attached.replay), refusal)
             if connection is not None and session_id in self._questions.by_session:
                 await self._ask_again(session_id, connection)
             if self._bus.is_shared:

@@ -137,6 +137,11 @@ MIGRATIONS: Sequence[str] = (
         is_beside INTEGER NOT NULL     -- no server wrote it to its log yet
     );
     """,
+    # 5 to 6: modes have other names.
+    """
+    UPDATE sessions SET mode = CASE mode
+        WHEN 'conversation' THEN 'agent' WHEN 'bound' THEN 'conversation' ELSE mode END;
+    """,
 )
 """The steps from version N of a file to N + 1. A released entry never changes."""
 

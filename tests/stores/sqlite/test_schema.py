@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sessions.core.log import Draft
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import (
     SessionId,
@@ -18,7 +19,17 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("version", range(1, VERSION))
-async def test_a_file_of_an_older_version_is_migrated(path: Path, version: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "now_called"),
+    [
+        ("protocol", Mode.PROTOCOL),
+        ("bound", Mode.CONVERSATION),
+        ("conversation", Mode.AGENT),
+    ],
+)
+async def test_a_file_of_an_older_version_is_migrated(
+    path: Path, version: int, mode: str, now_called: Mode
+) -> None:
     """And what is in it is there."""
     connection = sqlite3.connect(path, isolation_level=None)
     for migration in MIGRATIONS[:version]:
@@ -28,7 +39,7 @@ async def test_a_file_of_an_older_version_is_migrated(path: Path, version: int) 
     connection.execute(f"PRAGMA user_version = {version}")
     row = {
         "session_id": "kept",
-        "mode": "protocol",
+        "mode": mode,
         "owner": b"[null,null,null]",
         "scopes": b"[]",
         "created_at": NOW,
@@ -47,7 +58,8 @@ async def test_a_file_of_an_older_version_is_migrated(path: Path, version: int) 
     connection.close()
     async with opened(path) as store:
         record = await store.load(SessionId("kept"), now=NOW)
-        assert record is not None and (record.fencing_epoch, record.state.values) == (3, {"n": 1})
+        assert record is not None and record.mode is now_called
+        assert (record.fencing_epoch, record.state.values) == (3, {"n": 1})
         assert await sql(store, "PRAGMA user_version") == (VERSION,)
 
 
