@@ -42,6 +42,9 @@ END_SESSION: Final = "session/end"
 CREATE_SESSION: Final = "sessions/create"
 DELETE_SESSION: Final = "sessions/delete"
 
+OF_A_SESSION: Final = "session/"
+"""With this begin the methods whose params name their session."""
+
 OF_A_STORE: Final = frozenset({START_SESSION, RESUME_SESSION, END_SESSION})
 """Those of sessions, which a layer without a store does not have."""
 

@@ -113,6 +113,7 @@ def test_the_request_that_it_cancels(method: str, requested: Any, cancelled: Any
         ("session/end", {"sessionId": 1, "_meta": {SESSION_META: SESSION}}, "s"),
         ("tools/call", {"sessionId": "a", "_meta": {SESSION_META: SESSION}}, "s"),
         ("tools/call", {"sessionId": "a", "_meta": {SESSION_META: None}}, None),
+        ("session/unknown", {"sessionId": "a"}, "a"),
         ("sessions/delete", None, None),
         ("sessions/delete", {"sessionId": "a", "_meta": {SESSION_META: SESSION}}, "s"),
     ],

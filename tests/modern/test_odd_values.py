@@ -7,6 +7,7 @@ an argument ended its connection.
 
 import datetime
 import decimal
+import json
 import math
 import uuid
 from typing import Any
@@ -19,7 +20,7 @@ from pydantic import ConfigDict
 
 from mcp_sessions import current_session
 from tests.support.everything import Everything
-from tests.support.modern import ModernClient, session_meta
+from tests.support.modern import ModernClient, envelope, session_meta
 from tests.support.raw import Json, RawClient, keyed
 from tests.support.side_by_side import Side, expect_same
 from tests.support.world import Ctx, Toolbox, World, world
@@ -153,6 +154,23 @@ async def test_whatever_a_client_sends_can_have_a_key(
         other = client.call("echo", {"text": "x", "odd": 0}, session=session, key=f"k{number}")
         assert (await other.error())["data"] == {"reason": "key_reused"}
     assert len(w.box.calls) == len(odd)
+
+
+@pytest.mark.parametrize("levels", [600, 980, 1_000, 100_000])
+@pytest.mark.parametrize("described", ["clientInfo", "clientCapabilities"])
+async def test_a_description_of_many_levels_has_an_answer(
+    client: ModernClient, described: str, levels: int
+) -> None:
+    """It is served if the SDK can read it, which depends on the Python, and else refused."""
+    meta = envelope()
+    of_client = meta[f"io.modelcontextprotocol/{described}"]
+    of_client["experimental"] = {"x": {"y": "DEEP"}}
+    params = {"name": "echo", "arguments": {"text": "x"}, "_meta": meta}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
+    deep = body.replace('"DEEP"', "[" * levels + "]" * levels).encode()
+    reply = client.post(deep, {"Mcp-Method": "tools/call", "Mcp-Name": "echo"})
+
+    assert (await reply.done()).status in (200, 400)
 
 
 async def test_whatever_a_handler_sends_its_client_arrives() -> None:

@@ -40,12 +40,14 @@ from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
 SchemaOf = Callable[[str], Mapping[str, Any] | None]
 
 _VERSION_HEADER: Final = "mcp-protocol-version"
+_LEVELS: Final = 500
+"""Levels of a body that any code reads, here and in the SDK."""
+
 _PLAIN_TOOLS: Final = 1_000
 _INVALID_BODY: Final = "Body must be a single JSON-RPC request or notification object"
 
 
-# A result that refers to itself is a `RecursionError` instead of a `ValueError`.
-_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 
 
 def dumps(message: Any) -> bytes:
@@ -160,11 +162,14 @@ class SdkModernRules:
 
 
 def _decoded(body: bytes) -> Any:
-    try:
-        return decode(body)
-    except ValueError:
-        # The SDK reads more than JSON has: NaN, half a surrogate pair, UTF-16.
-        return json.loads(body)
+    # The SDK reads fewer levels than `decode`: what is deeper is refused here, not in its middle.
+    if len(body) < 2 * _LEVELS or body.count(b"[") + body.count(b"{") < _LEVELS:
+        try:
+            return decode(body)
+        except ValueError:
+            # The SDK reads more than JSON has: NaN, half a surrogate pair, UTF-16.
+            return json.loads(body)
+    return json.loads(body)
 
 
 def _notification(

@@ -285,14 +285,17 @@ class Envelopes:
 
     def _read(self, route: InboundModernRoute) -> Connection:
         # Two different JSON values never have the same text here. In JSON itself NaN and null may.
-        spelled = repr((route.protocol_version, route.client_info, route.client_capabilities))
+        given = route.protocol_version, route.client_info, route.client_capabilities
+        try:
+            spelled = repr(given)
+        except RecursionError:
+            # JSON has more levels than a text of it may have here.
+            return Connection.from_envelope(*given)
         known = self._known.get(spelled)
         if known is not None:
             self._known.move_to_end(spelled)
             return known
-        said = Connection.from_envelope(
-            route.protocol_version, route.client_info, route.client_capabilities
-        )
+        said = Connection.from_envelope(*given)
         if len(spelled) <= _LARGEST:
             self._known.keep(spelled, said)
         return said
