@@ -84,7 +84,7 @@ def prepared(
             pending.key = added[REQUEST_KEY_META] = pending.key or mint_key()
         pending.key_lifetime = min(pending.key_lifetime, peer.abilities.key_lifetime)
     peer.hosted.asking(pending)
-    return (stamping.with_meta(message, added) if added else message), headers
+    return (stamping.marked(message, added) if added else message), headers
 
 
 def may_go_again(pending: PendingRequest, peer: KnownServer) -> bool | None:

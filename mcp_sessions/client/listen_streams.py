@@ -20,7 +20,7 @@ from mcp_sessions import method_names
 from mcp_sessions.client.dialer import Json
 from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.rpc import notification
-from mcp_sessions.client.stamping import SUBSCRIPTION_ID, with_meta
+from mcp_sessions.client.stamping import SUBSCRIPTION_ID, marked
 from mcp_sessions.core.listen_messages import FLAGS
 from mcp_sessions.core.messages import RequestId, encode, members_of, meta_of, texts_of
 
@@ -158,7 +158,7 @@ class Listens:
             else:
                 wants = True
             if wants and listening.is_acknowledged:
-                messages.append(with_meta(message, {SUBSCRIPTION_ID: app_id}))
+                messages.append(marked(message, {SUBSCRIPTION_ID: app_id}))
         return messages
 
     def everything(self) -> list[Json]:
@@ -168,7 +168,7 @@ class Listens:
             if not listening.is_acknowledged:
                 continue
             messages.extend(
-                with_meta(message, {SUBSCRIPTION_ID: app_id})
+                marked(message, {SUBSCRIPTION_ID: app_id})
                 for message in everything(listening.wanted)
             )
         return messages

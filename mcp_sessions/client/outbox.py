@@ -85,11 +85,11 @@ class ClientOutbox:
         wire_id = pending.wire_ids[-1]
         message = {**message, "params": {**params, "requestId": wire_id}}
         if peer.modern_envelope is not None:
-            message = stamping.with_meta(message, peer.modern_envelope.meta)
+            message = stamping.marked(message, peer.modern_envelope.meta)
         if pending.key is not None and pending.session_id is not None:
             named = {"sessionId": pending.session_id}
             added = {SESSION_META: named, REQUEST_KEY_META: pending.key}
-            message = stamping.with_meta(message, added)
+            message = stamping.marked(message, added)
         # Over HTTP the modern era cancels by closing the stream, unless there is a key.
         if not (peer.is_modern and link.kind == "http" and pending.key is None):
             await _send(link, message, {**headers, **peer.headers(method_names.CANCELLED)})
@@ -106,10 +106,10 @@ class ClientOutbox:
             if is_keyed:
                 named = {"sessionId": pending.hosted}
                 added = {SESSION_META: named, REQUEST_KEY_META: pending.key}
-                message = stamping.with_meta(message, added)
+                message = stamping.marked(message, added)
             envelope = stamping.envelope_of(pending.message)
             if envelope is not None:
-                message = stamping.with_meta(message, envelope.meta)
+                message = stamping.marked(message, envelope.meta)
                 headers = {**headers, **self._peer.headers(method_names.CANCELLED)}
             if is_keyed or envelope is None or link.kind != "http":
                 await self.notification(message, headers)

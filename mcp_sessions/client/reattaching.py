@@ -153,7 +153,7 @@ class Reattaching:
             pending = self._listen_of(session_id)
         if pending is None or pending.app_id == wire_id:
             return message
-        return stamping.with_meta(message, {stamping.SUBSCRIPTION_ID: pending.app_id})
+        return stamping.marked(message, {stamping.SUBSCRIPTION_ID: pending.app_id})
 
     async def took_acknowledgement(self, message: Json) -> bool:
         """Pass on that a listen stream of the application is open: once, however often it was
@@ -171,7 +171,7 @@ class Reattaching:
             # Nobody kept what it missed.
             for change in everything(members_of((params or {}).get("notifications"))):
                 listened = {stamping.SUBSCRIPTION_ID: pending.app_id}
-                await self._app.deliver(stamping.with_meta(change, listened))
+                await self._app.deliver(stamping.marked(change, listened))
         return True
 
     async def before_listening(self, link: Link, pending: PendingRequest) -> None:

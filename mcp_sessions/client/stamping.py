@@ -19,6 +19,7 @@ from mcp_sessions.core.messages import (
     RequestId,
     members_of,
     meta_of,
+    with_meta,
 )
 from mcp_sessions.core.messages import without_session as without_session_members
 from mcp_sessions.core.named import header_value, name_in
@@ -70,10 +71,9 @@ def declared(message: Json) -> Json:
     return {**message, "params": {**params, "capabilities": own}}
 
 
-def with_meta(message: Json, added: Mapping[str, Any]) -> Json:
-    params = cast("Json", message.get("params") or {})
-    meta = dict(meta_of(params))
-    return {**message, "params": {**params, "_meta": {**meta, **added}}}
+def marked(message: Json, added: Mapping[str, Any]) -> Json:
+    """The message with more members in the ``_meta`` of its params."""
+    return {**message, "params": with_meta(cast("Json | None", message.get("params")), added)}
 
 
 def stamped(
@@ -86,7 +86,7 @@ def stamped(
         capabilities = meta_of(message.get("params")).get(CLIENT_CAPABILITIES_META)
         if isinstance(capabilities, dict):
             added[CLIENT_CAPABILITIES_META] = declaring(cast("Json", capabilities))
-    return {**with_meta(message, added), "id": wire_id}
+    return {**marked(message, added), "id": wire_id}
 
 
 def without_session(message: Json) -> Json:
@@ -112,7 +112,7 @@ def session_headers(session: SessionView) -> dict[str, str]:
 
 def naming(message: Json, instance: str) -> Json:
     """A request that takes a session, and which client sends it (TKO12)."""
-    return with_meta(message, {INSTANCE_META: instance})
+    return marked(message, {INSTANCE_META: instance})
 
 
 def names_own_session(message: Json) -> bool:
@@ -127,7 +127,7 @@ def request(
         message["params"] = params
     headers: dict[str, str] = {}
     if envelope is not None:
-        message = with_meta(message, envelope.meta)
+        message = marked(message, envelope.meta)
         headers = {"mcp-protocol-version": envelope.protocol_version, "mcp-method": method}
     return message, headers
 

@@ -290,6 +290,11 @@ def meta_of(params: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return meta if isinstance(meta, dict) else {}
 
 
+def with_meta(members: Mapping[str, Any] | None, added: Mapping[str, Any]) -> dict[str, Any]:
+    """Params or a result, with more members in ``_meta``."""
+    return {**(members or {}), "_meta": {**meta_of(members), **added}}
+
+
 def named_session(meta: Mapping[str, Any]) -> SessionId | NotNamed:
     """The session that a request names (rule 1), or how it names none.
 

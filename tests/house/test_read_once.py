@@ -21,13 +21,10 @@ SDK = "mcp_sessions/server/upstream/sdk"
 TRANSPORTS = "transports/mcp_sessions_transports"
 
 OTHER = {
-    "mcp_sessions/server/delivery/questions.py": "a question of ours",
-    "mcp_sessions/server/dispatch/sealed_state.py": "writes into a result",
     f"{EXTERNAL}/cause.py": "replaces a token, for a server outside",
     f"{EXTERNAL}/child.py": "a question of a server outside",
     f"{EXTERNAL}/child_eras.py": "a notification of a server outside",
     f"{EXTERNAL}/child_spans.py": "the trace goes on to a server outside",
-    f"{EXTERNAL}/modern_listen.py": "writes into a notification",
     f"{EXTERNAL}/modern_peer.py": "params for a server outside, and its result",
     f"{EXTERNAL}/modern_requests.py": "params for a server outside, and its result",
     f"{SDK}/kernel.py": "a change of the wrapped server's",

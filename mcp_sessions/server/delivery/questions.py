@@ -11,9 +11,9 @@ from mcp_sessions import method_names
 from mcp_sessions.core.messages import (
     Answer,
     error_body,
-    meta_of,
     notification_message,
     request_message,
+    with_meta,
 )
 from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.ids import SessionId
@@ -46,8 +46,7 @@ class PendingQuestion:
         self.id = mint_request_id(process)
         params = self.asked.params
         if self.asked.on_progress is not None:
-            meta = {**meta_of(params), "progressToken": self.id}
-            params = {**(params or {}), "_meta": meta}
+            params = with_meta(params, {"progressToken": self.id})
         self.message = request_message(self.id, self.asked.method, params)
         self.future = asyncio.get_running_loop().create_future()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mcp_sessions.core.message import Message
-from mcp_sessions.core.messages import SESSION_META, meta_of
+from mcp_sessions.core.messages import SESSION_META, with_meta
 from mcp_sessions.core.recent import Recent
 from mcp_sessions.core.visibility import STATE_KEY
 from mcp_sessions.errors import InvalidState, SessionNotFound
@@ -39,8 +39,7 @@ class SealedState:
 
     def stamp(self, result: dict[str, Any], record: SessionRecord) -> dict[str, Any]:
         """``result`` with the session's ``_meta`` (ASC12)."""
-        meta = {**meta_of(result), SESSION_META: self.metadata(record)}
-        return {**result, "_meta": meta}
+        return with_meta(result, {SESSION_META: self.metadata(record)})
 
     def check_state(self, record: SessionRecord, state: Mapping[str, Any]) -> None:
         """Whether a session's state could be sent.

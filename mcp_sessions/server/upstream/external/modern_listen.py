@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from mcp_sessions import method_names
 from mcp_sessions.core.listen_messages import SUBSCRIPTION_ID, Filter
-from mcp_sessions.core.messages import meta_of
+from mcp_sessions.core.messages import with_meta
 from mcp_sessions.errors import METHOD_NOT_FOUND
 from mcp_sessions.server.upstream.port import PeerError, PeerRequest, UpstreamCall
 
@@ -43,8 +43,8 @@ class Listen:
         ):
             return
         await self._is_acknowledged.wait()
-        meta = {**meta_of(params), SUBSCRIPTION_ID: self._call.request_id}
-        await self._call.notify(method, {**(params or {}), "_meta": meta})
+        about = {SUBSCRIPTION_ID: self._call.request_id}
+        await self._call.notify(method, with_meta(params, about))
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         raise PeerError(METHOD_NOT_FOUND, "Method not found", asked.method)

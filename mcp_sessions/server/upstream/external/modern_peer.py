@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from mcp_sessions import method_names
 from mcp_sessions.core.client_description import ENVELOPE
-from mcp_sessions.core.messages import error_body, members_of, meta_of
+from mcp_sessions.core.messages import error_body, members_of, meta_of, with_meta
 from mcp_sessions.errors import METHOD_NOT_FOUND
 from mcp_sessions.server.upstream.port import UpstreamCall, UpstreamError, UpstreamPeer
 from mcp_sessions.server.upstream.sdk.kernel import advertise_subscriptions
@@ -108,5 +108,5 @@ def _stamped(
 ) -> dict[str, Any]:
     info = handshake.get("serverInfo")
     if info is not None:
-        result = {**result, "_meta": {**meta_of(result), _SERVER_INFO: info}}
+        result = with_meta(result, {_SERVER_INFO: info})
     return {"ttlMs": 0, "cacheScope": "private", **result} if is_cached else result

@@ -20,6 +20,7 @@ from mcp_sessions.core.messages import (
     error_body,
     members_of,
     meta_of,
+    with_meta,
 )
 from mcp_sessions.errors import INTERNAL_ERROR
 from mcp_sessions.server.upstream.external.child_requests import RequestSender
@@ -53,7 +54,7 @@ class Modern:
         self, params: Mapping[str, Any] | None, sender: RequestSender | None = None
     ) -> dict[str, Any]:
         said = self._envelope if sender is None else _envelope(sender.client, sender.level)
-        return {**(params or {}), "_meta": {**meta_of(params), **said}}
+        return with_meta(params, said)
 
     def handshake(
         self, found: Mapping[str, Any], wanted: object, versions: frozenset[str]
