@@ -89,7 +89,11 @@ class Overheard:
                     dumped = item.message.model_dump(by_alias=True, mode="json", exclude_unset=True)
                     self.messages.append(dumped)
                     self.board.announce()
-                    await to_app.send(item)
+                    try:
+                        await to_app.send(item)
+                    except anyio.BrokenResourceError:
+                        # The application has ended. A message may still be on its way to it.
+                        return
 
             tasks.start_soon(pass_on)
             yield read, write
