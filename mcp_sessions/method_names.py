@@ -42,8 +42,8 @@ END_SESSION: Final = "session/end"
 CREATE_SESSION: Final = "sessions/create"
 DELETE_SESSION: Final = "sessions/delete"
 
-OF_A_SESSION: Final = "session/"
-"""With this begin the methods whose params name their session."""
+SESSION_PREFIX: Final = "session/"
+"""How a method begins whose params name its session."""
 
 OF_A_STORE: Final = frozenset({START_SESSION, RESUME_SESSION, END_SESSION})
 """Those of sessions, which a layer without a store does not have."""

@@ -86,7 +86,7 @@ class Message(NamedTuple):
         has checked it.
         """
         said = (self.params or {}).get("sessionId")
-        if self.method.startswith(method_names.OF_A_SESSION) and isinstance(said, str):
+        if self.method.startswith(method_names.SESSION_PREFIX) and isinstance(said, str):
             return said
         return None if isinstance(self.session, NotNamed) else self.session
 

@@ -16,7 +16,8 @@ Rules:
 4. If nobody listens in the receiver's process, the request did not run. It is sent again while the
    process may be reconnecting. If the process is dead, or speaks another version of the messages,
    the sender knows that the request did not run.
-5. Updates that wait for a slow client, and results that are kept, are bounded in bytes.
+5. A notification is a request without a result. It is sent once, and its sender does not wait.
+6. Updates that wait for a slow client, and results that are kept, are bounded in bytes.
 """
 
 from __future__ import annotations
@@ -187,13 +188,13 @@ class RequestRelay:
         Raises:
             StoreUnavailable: Unknown whether it was sent.
         """
-        await self.bus.send(self._unnamed(notification), to=process)
+        await self.bus.send(self._ask_of(notification), to=process)
 
     async def try_notify(self, process: str, notification: RelayedNotification) -> None:
         """Send as :meth:`notify`. A failure is logged."""
-        await self.bus.try_send(self._unnamed(notification), to=process)
+        await self.bus.try_send(self._ask_of(notification), to=process)
 
-    def _unnamed(self, notification: RelayedNotification) -> Ask:
+    def _ask_of(self, notification: RelayedNotification) -> Ask:
         name = mint_request_id(self.bus.process)
         return Ask(ask=name, within=None, request=notification)
 

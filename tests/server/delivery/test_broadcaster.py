@@ -14,6 +14,17 @@ from tests.support.world import Ctx, World, world
 pytestmark = pytest.mark.anyio
 
 
+async def replayed_after_touch(w: World) -> int:
+    """Call ``touch``. How many events does a session with a subscription then get by a resume?"""
+    started = await w.client().start()
+    session = started["sessionId"]
+    await w.client().result("resources/subscribe", {"uri": "a:1", "_meta": in_session(session)})
+    client = await w.connected()
+    await client.text("touch", uri="a:1")
+    resumed = await client.resume(session, started["sessionEventId"])
+    return int(resumed["replayed"])
+
+
 async def test_whoever_has_the_answer_can_rely_on_the_change(w: World) -> None:
     """A change that a handler published is in the sessions' logs before its answer is sent."""
 
@@ -22,15 +33,8 @@ async def test_whoever_has_the_answer_can_rely_on_the_change(w: World) -> None:
         return "touched"
 
     w.box.tools["touch"] = touch
-    started = await w.client().start()
-    session = started["sessionId"]
-    await w.client().result("resources/subscribe", {"uri": "a:1", "_meta": in_session(session)})
-    client = await w.connected()
-    await client.text("touch", uri="a:1")
 
-    resumed = await client.resume(session, started["sessionEventId"])
-
-    assert resumed["replayed"] == 1
+    assert await replayed_after_touch(w) == 1
 
 
 @pytest.mark.in_memory
@@ -163,15 +167,8 @@ async def test_an_answer_waits_for_what_its_handler_started(w: World) -> None:
         return "touched"
 
     w.box.tools["touch"] = touch
-    started = await w.client().start()
-    session = started["sessionId"]
-    await w.client().result("resources/subscribe", {"uri": "a:1", "_meta": in_session(session)})
-    client = await w.connected()
-    await client.text("touch", uri="a:1")
 
-    resumed = await client.resume(session, started["sessionEventId"])
-
-    assert resumed["replayed"] == 1
+    assert await replayed_after_touch(w) == 1
     left.set()
     await asyncio.gather(*tasks)
 
