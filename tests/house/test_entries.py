@@ -98,20 +98,3 @@ def test_each_name_of_the_table_is_in_the_file_next_to_it() -> None:
 
     assert len(mentions) > 20
     assert [(file, name) for file, name in mentions if name not in defined(ROOT / file)] == []
-
-
-def test_a_name_that_is_not_there_is_seen(tmp_path: Path) -> None:
-    text = (
-        "`tests/a.py` (`One.two`), then `tests/b.lua` (`x`; y); (`tests/c.py`, `three`) and `four`"
-    )
-    module, script = tmp_path / "a.py", tmp_path / "b.lua"
-    module.write_text("class One:\n    def two(self): ...\nTHREE = 3\n")
-    script.write_text("local function since()\nend\n")
-
-    assert [*named(text)] == [
-        ("tests/a.py", "One.two"),
-        ("tests/b.lua", "x"),
-        ("tests/c.py", "three"),
-    ]
-    assert defined(module) == {"One", "One.two", "THREE"}
-    assert defined(script) == {"since"}

@@ -12,12 +12,8 @@ import pytest
 
 from mcp_sessions import errors
 from tests.house.logged import (
-    COMPOSERS,
-    LEVELS,
-    TABLES,
     Kind,
     Logged,
-    has_words,
     logged,
     name_of,
     wordless,
@@ -176,15 +172,6 @@ def test_a_message_that_is_only_values_says_where_its_text_comes_from() -> None:
     assert sorted(WORDLESS.keys() - found) == []
 
 
-def test_each_function_that_takes_a_text_is_still_there() -> None:
-    source = {file: (ROOT / file).read_text("utf-8") for file in trees()}
-
-    for name, (_, _, where) in COMPOSERS.items():
-        assert any(f"{name}(" in text for file, text in source.items() if where in file), name
-    for file, name in TABLES:
-        assert name in source[file]
-
-
 def test_each_error_has_an_entry_and_each_entry_an_error() -> None:
     page = (ROOT / ERRORS).read_text("utf-8")
     sources = trees()
@@ -220,86 +207,3 @@ def differences(there: set[str], known: Iterable[str]) -> list[str]:
         *(f"{each} has no entry in {ERRORS}" for each in sorted(there - named)),
         *(f"{ERRORS}: {each} is nowhere in the source" for each in sorted(named - there)),
     ]
-
-
-MADE_UP = """
-_WHY = "it is gone"
-
-def serve(name, failed):
-    logger.warning("%s lost %d %% of its " "events: %.1f s", name, 3, 1.5)
-    logger.debug("nobody reads this")
-    logger.info("%s: %s", name, failed)
-    logger.log(level, f"the {name} is open" if name else "nothing is open")
-    text = f"{name} is full"
-    raise StoreUnavailable(text)
-
-async def work(self):
-    self.background.run("a walk", self.walk())
-    app.run("no work")
-    report(_WHY, None)
-    self._parser.error(f"which {name}?")
-"""
-
-
-def collected(source: str) -> list[Logged]:
-    return list(logged({"a.py": ast.parse(source)}))
-
-
-def test_the_collector_finds_each_kind_of_text() -> None:
-    assert [(each.kind, each.text, each.line) for each in collected(MADE_UP)] == [
-        ("message", "… lost … % of its events: … s", 5),
-        ("message", "…: …", 7),
-        ("message", "the … is open", 8),
-        ("message", "nothing is open", 8),
-        ("cause", "… is full", 10),
-        ("work", "a walk", 13),
-        ("work", "it is gone", 15),
-        ("text", "which …?", 16),
-    ]
-    assert list(wordless({"a.py": ast.parse(MADE_UP)})) == [Logged("serve", "wordless", "a.py", 7)]
-
-
-def test_a_message_without_an_entry_is_named_with_its_file_and_line() -> None:
-    page = (
-        "| message | why | what to do |\n|---|---|---|\n| `a cat slept` | it is a cat | Nothing |\n"
-    )
-    slept, woke = 'logger.info("a cat slept")\n', 'logger.error("%s woke up", cat)\n'
-
-    pages = dict.fromkeys(Kind, page)
-
-    assert missing(collected(slept), pages) == []
-    assert missing(collected(slept + woke), pages) == [
-        "a.py:2: message: … woke up has no entry in docs/log-messages.md"
-    ]
-    assert missing(collected(woke), pages)[1:] == [
-        "docs/log-messages.md: message: a cat slept is written nowhere"
-    ]
-    assert missing(collected(f"{slept}raise ConfigurationError(f'{{cat}} is no dog')"), pages) == [
-        "a.py:2: text: … is no dog has no entry in docs/setting-errors.md"
-    ]
-
-
-def test_entries_are_read_from_the_first_column_of_their_tables() -> None:
-    page = (
-        "| cause | why |\n|---|---|\n| `one`<br>`` a `b` `` | `no` |\n| two | `no` |\n\n"
-        "| message | why |\n|---|---|\n| `three` | |\n"
-    )
-
-    assert list(entries(page, "cause")) == ["one", "a `b`"]
-    assert list(entries(page, "message")) == ["three"]
-
-
-def test_statuses_and_codes_are_found_where_they_are_answered() -> None:
-    tree = ast.parse(
-        "send_text(send, 413, '')\nreply(send, status=406)\nwait(500)\n"
-        "a = {'status': 503, 'limit': 512}\nNOT_FOUND = -32043\nBELOW = -3\n"
-        "def refused():\n    return 421, 'Host'\n"
-    )
-
-    assert sorted(statuses(tree)) == ["406", "413", "421", "503"]
-    assert list(codes(tree)) == ["-32043"]
-
-
-def test_a_text_of_values_alone_has_no_words() -> None:
-    assert not has_words("…: …") and not has_words("… … ms") and has_words("… slept")
-    assert "warning" in LEVELS and "debug" not in LEVELS
