@@ -7,10 +7,9 @@ The server is ``mcp-sessions serve`` with a SQLite store, killed by SIGKILL. The
 process. Each has a session, and makes one call just after the kill. The figures are seconds from
 the moment when the new server process accepts a TCP connection until a client has the answer of
 that call. A client has failed if its call raises, or if it is answered in another session. The
-clients of all ways share one outage, so the figures include their waiting for each other.
+clients of all ways share one outage, and the CPU of one process.
 
-With ``--apart``, one more outage of 8 s has so many HTTP clients. Each of them returns by itself,
-as clients in as many processes do: none waits for another. A process of its own asks the server
+With ``--apart``, one more outage of 8 s has so many HTTP clients. A process of its own asks the server
 for a page ten times a second meanwhile. A server that is overloaded answers that late.
 """
 

@@ -52,18 +52,15 @@ class SessionControl:
         envelope = None if is_pushed else self._peer.modern_envelope
         return await self._exchanges.ask(link, method, params, envelope, within=within)
 
-    async def shake_hands(self, link: Link) -> bool:
+    async def shake_hands(self, link: Link) -> None:
         """Repeat the application's handshake on a new link; nothing in the modern era.
-
-        Returns:
-            Whether the server answered something.
 
         Raises:
             Failed: The server did not agree, or did not answer.
         """
         peer = self._peer
         if peer.initialize is None:
-            return False
+            return
         try:
             result = await self._ask(link, method_names.INITIALIZE, peer.initialize)
         except RequestRefused as refused:
@@ -77,7 +74,6 @@ class SessionControl:
         link.configure(peer.settings())
         headers = {"mcp-protocol-version": peer.protocol_version or ""}
         await link.send(rpc.notification(method_names.INITIALIZED), headers)
-        return True
 
     async def discover(self, link: Link) -> None:
         """Ask a modern server what it can do, if the application did not.

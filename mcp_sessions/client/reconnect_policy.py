@@ -18,8 +18,7 @@ class ReconnectPolicy:
     """The first delay before a reconnect is anything up to this."""
 
     backoff_cap: float = 3
-    """Any later delay is anything up to this. While a server is away, all clients of one event loop
-    share its attempts, so that a short delay is no load; see `mcp_sessions.client.scouting`."""
+    """Any later delay is anything up to this. The bound doubles with each failed attempt."""
 
     connect_timeout: float = 10
     """Opening a connection, and again each step of taking up the session on it."""

@@ -12,7 +12,6 @@ Rules that must hold, and that ``tests/client/`` owns over real sockets:
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -26,9 +25,8 @@ from mcp_sessions.client.dialer import Dialer, Failed, Failure, Link
 from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.reattaching import Reattaching
 from mcp_sessions.client.resume_report import ResumeOutcome
-from mcp_sessions.client.scouting import ScoutedAddress, ScoutedAddresses, shared_addresses
 from mcp_sessions.client.state import ClientState, LinkChange, Phase, Runtime
-from mcp_sessions.core.resume import AWAY, FailureCause, is_away
+from mcp_sessions.core.resume import AWAY, FailureCause
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +67,6 @@ class Recovery:
     hosted: Reattaching
     connector: Connector
     _on_ready: Callable[[Link], Awaitable[None]]
-    _scouted_addresses: ScoutedAddresses = field(init=False, default_factory=shared_addresses)
-    """Shared by all clients of this event loop, as they come back together."""
-
     _not_before: float = field(init=False, default=0.0)
     """When a server that drains asks us to come back, unless somebody waits for an answer."""
 
@@ -94,26 +89,10 @@ class Recovery:
         self._app.lost(link.name, failure)
         if failure.cause is FailureCause.UNREACHABLE or failure.status in AWAY:
             # After a cut or a silence the same address is tried once more.
-            self._note_away(failure)
+            state.addresses.rest(failure.retry_after or 0.0, now=self._runtime.clock())
             if state.has_other_address():
                 state.addresses.move_on()
         self.begin(Way.RECOVER)
-
-    def _note_away(self, failure: Failure, began: float | None = None) -> None:
-        runtime, addresses = self._runtime, self._state.addresses
-        now, asked = runtime.clock(), failure.retry_after or 0.0
-        addresses.rest(asked, now=now)
-        self._scouted().failed(
-            now=now,
-            random=runtime.draw(),
-            policy=runtime.policy,
-            began=began,
-            rest=min(asked, runtime.policy.give_up_after),
-        )
-
-    def _scouted(self) -> ScoutedAddress:
-        target = self._state.addresses.current.target
-        return self._scouted_addresses.address_of(target, now=self._runtime.clock())
 
     def postpone(self, until: float) -> None:
         """Reconnect no sooner, since the server drains, unless a request waits (TKO11)."""
@@ -213,76 +192,38 @@ class Recovery:
         self._asked = anyio.Event()
         if all(p.link is not None or app.listens.has(p) for p in app.requests):
             await self._wait_politely(self._not_before - since)
-        has_tried = was_away = False
+        has_tried = False
         while True:
-            left = since + patience - runtime.clock()
-            if not await self._turn(max(0.0, left), was_away=was_away) and has_tried:
+            # The first attempt waits too: clients that were cut at once do not come back at once
+            # (CLI2). A server that accepts and dies is left alone for longer each time.
+            dialer, delay = state.addresses.next(now=runtime.clock(), random=runtime.draw())
+            left = max(0.0, since + patience - runtime.clock())
+            await runtime.sleep(min(delay, left))
+            if delay > left and has_tried:
                 await self._cut_off()
                 return
             has_tried = True
-            dialer, scouted, began = state.addresses.current, self._scouted(), runtime.clock()
-            link, has_answered = None, False
+            link = None
             try:
                 link = await self.connector.connect(dialer)
-                # Over HTTP nothing was sent so far.
-                has_answered = link.kind != "http"
-                if await self._control.shake_hands(link) or has_answered:
-                    has_answered = True
-                    scouted.answered(now=runtime.clock())
+                await self._control.shake_hands(link)
                 outcome = await self._control.take_up(link)
-                has_answered = True
-                scouted.answered(now=runtime.clock())
                 await self.hosted.take_up(link, is_new=True)
                 if outcome.is_new_session:
                     await app.forget_questions()
             except Failed as failed:
                 runtime.tasks.start_soon(_drop, link)
                 logger.info("%s", failed)
-                failure = failed.failure
-                app.lost(dialer.target, failure)
-                # A server that accepts and dies is left alone for longer each time (CLI2).
-                was_away = not has_answered and is_away(failure.cause, failure.status)
-                if was_away:
-                    self._note_away(failure, began)
-                else:
-                    scouted.answered(now=runtime.clock())
-                    state.addresses.rest(failure.retry_after or 0.0, now=runtime.clock())
+                app.lost(dialer.target, failed.failure)
+                state.addresses.rest(failed.failure.retry_after or 0.0, now=runtime.clock())
                 state.addresses.move_on()
             except Hopeless:
-                scouted.answered(now=runtime.clock())
                 await _drop(link)
                 await self._no_session()
                 return
             else:
                 await self._ready(link, outcome)
                 return
-
-    async def _turn(self, left: float, *, was_away: bool) -> bool:
-        """Choose an address, and wait until this client may try it.
-
-        Args:
-            left: Seconds until it is time to give up.
-            was_away: The last attempt got no answer: all clients that wait share the next ones.
-
-        Returns:
-            Whether it may; False: it is time to give up.
-        """
-        runtime, addresses = self._runtime, self._state.addresses
-        # The first attempt waits too: clients that were cut at once do not come back at once
-        # (CLI2).
-        random = 0.0 if was_away else runtime.draw()
-        # With another address to ask, nobody stands in line for one of them for long.
-        longest = runtime.policy.backoff_cap if len(addresses) > 1 else math.inf
-        with anyio.move_on_after(left):
-            while True:
-                _, delay = addresses.next(now=runtime.clock(), random=random)
-                with anyio.move_on_after(delay + longest):
-                    scouted = self._scouted()
-                    await scouted.first_turn(delay, clock=runtime.clock, draw=runtime.draw)
-                    return True
-                random = 0.0
-                addresses.move_on()
-        return False
 
     async def _wait_politely(self, seconds: float) -> None:
         if seconds <= 0:
