@@ -33,11 +33,6 @@ def described(params: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: params[name] for name in MEMBERS if name in params} if params else {}
 
 
-def of_envelope(capabilities: object, info: object) -> dict[str, Any]:
-    client = {"capabilities": capabilities}
-    return {**client, "clientInfo": info} if isinstance(info, dict) else client
-
-
 def outlined(params: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return the part of a client's description that a protocol-mode session keeps.
 

@@ -58,6 +58,13 @@ class Peer:
     modern: bool = False
     """It speaks the modern era, where a server asks its client nothing."""
 
+    @property
+    def capabilities(self) -> Mapping[str, Any]:
+        """What the client declared, in its handshake or with its request."""
+        # As members_of, which would be one call more for each request.
+        declared: Mapping[str, Any] | None = (self.initialize_params or {}).get("capabilities")
+        return declared if isinstance(declared, dict) else {}
+
 
 @dataclass(frozen=True, slots=True)
 class CurrentSession:

@@ -9,7 +9,6 @@ import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, cast
 
 from mcp_sessions import SessionPolicy, StdioServer
@@ -31,6 +30,7 @@ from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.server.upstream.stdio.output import Output
 from mcp_sessions.server.upstream.stdio.stdio_child import StdioWire
 from mcp_sessions.stores.records import Peer
+from tests.support.modern import MODERN
 
 Json = dict[str, Any]
 QUESTION = "elicitation/create"
@@ -218,8 +218,9 @@ class PuppetWorld:
         if handshake:
             peer = self._peer(call, session, capabilities or {})
         else:
-            route = SimpleNamespace(client_info=INFO, client_capabilities=capabilities or {})
-            peer = self.upstream.modern_peer(route, way, session_id)
+            known: Json = {"capabilities": capabilities or {}, "clientInfo": INFO}
+            client = Peer(MODERN, known, modern=True)
+            peer = self.upstream.modern_peer(client, way, session_id)
 
         async def run() -> Json:
             try:

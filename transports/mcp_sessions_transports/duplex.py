@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from mcp_sessions import method_names
-from mcp_sessions.core.client_description import of_envelope
 from mcp_sessions.core.message import Message, read
 from mcp_sessions.core.messages import (
     PROTOCOL_VERSION_META,
@@ -199,9 +198,9 @@ class DuplexConnection:
             del self.client.upstream_peers[stale]
 
     async def _modern(self, request: Message, channel: DuplexChannel, size: int) -> None:
-        route = self._served.rules.route(request.method, request.params)
-        if isinstance(route, tuple):
-            code, text, data = route
+        peer = self._served.rules.client(request.method, request.params)
+        if isinstance(peer, tuple):
+            code, text, data = peer
             await channel.answer(error_message(request.id, error_body(code, text, data)), code=code)
             return
         try:
@@ -210,13 +209,11 @@ class DuplexConnection:
             self._served.router.limits.reached(refused)
             await channel.answer(error_message(request.id, wire_error(refused)))
             return
-        client = of_envelope(route.client_capabilities, route.client_info)
-        peer = Peer(route.protocol_version, client, modern=True)
         if self.client.peer.initialize_params is None and request.method != method_names.DISCOVER:
             # A client that asks for the versions may continue with a handshake (WSS10), above all
             # if that was refused.
             self.client.identify(peer)
-        inbound = Inbound(self.client.principal, peer, self.client, channel, route=route)
+        inbound = Inbound(self.client.principal, peer, self.client, channel)
         if self.transport.has_listen(request.id):
             refused = InvalidRequest(
                 InvalidReason.DUPLICATE_ID, "a request with this id is still open"

@@ -208,7 +208,9 @@ class JoinRun:
     """The progress token of this sending."""
 
     peer: Peer
-    """Its client. Only ``{"capabilities": …}`` of its handshake is sent; None: there was none."""
+    """Its client. Of what it said of itself only ``{"capabilities": …}`` is sent. None: it said
+    nothing.
+    """
 
     transport: str
     """The kind of its connection."""

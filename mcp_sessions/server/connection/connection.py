@@ -21,11 +21,10 @@ from mcp_sessions.core.messages import (
     EXTENSION,
     RequestId,
     encode,
-    members_of,
     notification_message,
     plain_draft,
 )
-from mcp_sessions.errors import Detached, StoreUnavailable
+from mcp_sessions.errors import Detached, OutcomeUnknown, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection.binding import ReadEvents, RequestChannel, Transport
@@ -185,7 +184,7 @@ class ClientConnection:
 
     @property
     def knows_extension(self) -> bool:
-        capabilities = members_of((self.peer.initialize_params or {}).get("capabilities"))
+        capabilities = self.peer.capabilities
         return EXTENSION in (capabilities.get("extensions") or ()) or (
             "experimental/sessions" in (capabilities.get("experimental") or ())
         )
@@ -270,9 +269,6 @@ class Inbound:
 
     channel: RequestChannel
     http: HttpFacts = NOT_HTTP
-    route: Any = None
-    """Modern era: what the upstream's rules made of the request's envelope."""
-
     changed_current: CurrentSession | NotChanged | None = field(init=False, default=NotChanged.HERE)
     """The connection's current session after this message."""
 
@@ -378,7 +374,12 @@ class Inbound:
     def of_its_era(self, result: dict[str, Any]) -> dict[str, Any]:
         """A result that may have been made for a request of the other era: each result of
         the modern era says what type it is.
+
+        Raises:
+            OutcomeUnknown: It asks for input, which no result of the handshake era does.
         """
+        if not self.peer.modern and result.get("resultType") == "input_required":
+            raise OutcomeUnknown
         if not self.peer.modern or "resultType" in result:
             return result
         return {**result, "resultType": "complete"}

@@ -183,9 +183,8 @@ def check_may_ask(peer: Peer | None, method: str) -> None:
     Raises:
         PeerError: It did not, or there was no handshake.
     """
-    params = peer.initialize_params if peer is not None and not peer.modern else None
-    if params is None:
+    if peer is None or peer.modern or peer.initialize_params is None:
         raise NotAskable(method)
     capability = method_names.QUESTIONS.get(method)
-    if capability is not None and capability not in (params.get("capabilities") or {}):
+    if capability is not None and capability not in peer.capabilities:
         raise PeerError(INVALID_REQUEST, f"the client did not declare {capability!r}")

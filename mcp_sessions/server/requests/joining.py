@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from mcp_sessions.core.message import Message
-from mcp_sessions.core.messages import decode_with_surrogates, encode, wire_error
+from mcp_sessions.core.messages import decode_with_surrogates, wire_error
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound, StoreUnavailable, WireError
 from mcp_sessions.ids import RequestKey, SessionId
@@ -131,9 +131,9 @@ class _Join:
             self.asking.cancel()
 
     async def pass_on(self, message: Mapping[str, Any]) -> None:
-        self.is_emitting = True
+        channel, self.is_emitting = self.waiter.inbound.channel, True
         try:
-            await self.waiter.inbound.channel.emit(encode(message))
+            await channel.emit(channel.encode(message))
         finally:
             self.is_emitting = False
 
@@ -343,15 +343,15 @@ async def _is_alive(bus: ClusterBus, process: str) -> bool:
 
 def _asking(join: _Join) -> JoinRun:
     inbound, request = join.waiter.inbound, join.waiter.request
-    peer, params = inbound.peer, inbound.peer.initialize_params
-    # Only the capabilities of a handshake matter.
-    asks = {"capabilities": params.get("capabilities")} if params is not None else None
+    peer = inbound.peer
+    # Of its description only the capabilities matter there.
+    known = {"capabilities": peer.capabilities} if peer.initialize_params is not None else None
     return JoinRun(
         session_id=join.session_id,
         key=join.key,
         run=join.run,
         token=request.token,
-        peer=Peer(peer.protocol_version, asks, modern=peer.modern),
+        peer=Peer(peer.protocol_version, known, modern=peer.modern),
         transport=inbound.transport,
         is_answerable=inbound.asked is not None,
     )

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from mcp_sessions.core.messages import error_body, error_outcome, result_outcome
-from mcp_sessions.errors import INTERNAL_ERROR, SessionsError, StoreUnavailable
+from mcp_sessions.core.messages import error_body, error_outcome, result_outcome, wire_error
+from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionsError, StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.server.calls.table import Call, Outcome
 from mcp_sessions.server.cluster.environment import Environment
@@ -63,12 +63,23 @@ class Outcomes:
         """
         await self._store.touch(sessions, now=self.clock())
 
+    async def newest(self, record: SessionRecord | None) -> SessionRecord | None:
+        """Return a session as it is now (ASC14): a handler may have changed it in another process.
+        If the store is away, or keeps nothing, the record is returned.
+        """
+        if record is None:
+            return None
+        try:
+            return await self._store.load(record.session_id, now=0) or record
+        except StoreUnavailable:
+            return record
+
     async def send(
         self, waiters: Sequence[Call], outcome: Outcome, record: SessionRecord | None
     ) -> None:
+        is_shared = waiters[0] is not waiters[-1]
         for waiter in waiters:
-            is_first = waiter is waiters[0]
-            message, code = self._answer(waiter, outcome, record, is_first=is_first)
+            message, code = self._answer(waiter, outcome, record, is_shared=is_shared)
             try:
                 inbound = waiter.inbound
                 answer = inbound.answer if inbound.audit is not None else inbound.channel.answer
@@ -79,13 +90,13 @@ class Outcomes:
                 logger.error("the end of a response stream was not stored: %s", failed)
 
     def _answer(
-        self, waiter: Call, outcome: Outcome, record: SessionRecord | None, *, is_first: bool
+        self, waiter: Call, outcome: Outcome, record: SessionRecord | None, *, is_shared: bool
     ) -> tuple[bytes, int | None]:
         """The answer for one waiter, and its error's code.
 
         Args:
             record: The session that the request belongs to.
-            is_first: The request was made for this waiter.
+            is_shared: The request was made for another waiter, or is answered for one.
         """
         inbound, request = waiter.inbound, waiter.request
         result, error = outcome.result, outcome.error or {}
@@ -93,9 +104,11 @@ class Outcomes:
             try:
                 if record is not None and waiter.named:
                     result = self._stamp(result, record)
-                if not is_first:
+                if is_shared:
                     result = inbound.of_its_era(result)
                 return inbound.result(request.id, result), None
+            except OutcomeUnknown as unknown:
+                error = wire_error(unknown)
             except (SessionsError, *NOT_JSON):
                 logger.exception("the result of %s cannot be sent", request.method)
                 error = error_body(INTERNAL_ERROR, "Internal error")

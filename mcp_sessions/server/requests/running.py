@@ -181,6 +181,8 @@ class RunningRequest:
                 name, params = waiting_call(params), restored_params(params)
             if rounds is not None and name is not None:
                 answered = await rounds.go_on(name, self, self._owner, method, params)
+                answered = self._call.inbound.of_its_era(answered)
+                self.record = await self._shared.outcomes.newest(self.record)
             else:
                 answered = await peer.request(self, method, params)
                 if rounds is not None and method in NAMED and "requestState" in answered:
@@ -294,7 +296,7 @@ class RunningRequest:
     async def _ask_in_rounds(self, asked: PeerRequest, inbound: Inbound) -> dict[str, Any]:
         if self._held is None:
             rounds = self._shared.questions.rounds
-            asks = asks_of(inbound.route.client_capabilities)
+            asks = asks_of(inbound.peer.capabilities)
             if rounds is None or self.done:
                 raise port.NotAskable(asked.method)
             way = self._owner, asks, self.request, self._asks, self._stop
@@ -360,8 +362,7 @@ class RunningRequest:
             if self._held is not None:
                 return self._held.call.can_send_request
             can_wait = self._shared.questions.rounds is not None and not self.done
-            is_askable = inbound.route.client_capabilities not in (None, {})
-            return can_wait and is_askable and self.request.method in NAMED
+            return can_wait and bool(inbound.peer.capabilities) and self.request.method in NAMED
         return not self.done and inbound.asked is not None
 
     def is_awaited_by(self, call: Call) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mcp_sessions.core.messages import Notification, Request
+from mcp_sessions.stores.records import Peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,27 +19,16 @@ class ModernRefusal:
     """JSON, or None: no body."""
 
 
-class Route(Protocol):
-    @property
-    def protocol_version(self) -> str: ...
-
-    @property
-    def client_capabilities(self) -> Any: ...
-
-    @property
-    def client_info(self) -> Any: ...
-
-
 class ModernRules(Protocol):
     async def check(
         self, http_request: Any, body: bytes
-    ) -> tuple[Request, Route] | Notification | ModernRefusal:
-        """Read a body, or return the answer that refuses it."""
+    ) -> tuple[Request, Peer] | Notification | ModernRefusal:
+        """Read a body and its client, or return the answer that refuses it."""
         ...
 
-    def route(self, method: str, params: Any) -> Route | tuple[int, str, Any]:
-        """Read the envelope of a request without HTTP headers. If it is refused, return the error
-        (code, message, data).
+    def client(self, method: str, params: Any) -> Peer | tuple[int, str, Any]:
+        """Read the client of a request without HTTP headers from its envelope. If it is refused,
+        return the error (code, message, data).
         """
         ...
 

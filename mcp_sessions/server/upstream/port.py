@@ -266,7 +266,7 @@ class Upstream(Protocol):
 
     def modern_peer(
         self,
-        route: Any,
+        peer: Peer,
         outbound: Outbound | None,
         session_id: SessionId | None,
         *,
@@ -276,7 +276,7 @@ class Upstream(Protocol):
         """Make a modern-era client, for one request.
 
         Args:
-            route: The request's envelope, as the upstream's rules read it.
+            peer: Its client, as the envelope of the request describes it.
             outbound: The way to the session of the request. None: it has no session.
             session_id: That session.
             wanted: See :meth:`peer`.

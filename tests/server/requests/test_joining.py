@@ -37,7 +37,7 @@ class OtherReplicas:
         self.says: asyncio.Queue[Any] = asyncio.Queue()
         self.says_meanwhile: list[Any] = []
         self.closed: list[Call] = []
-        channel = SimpleNamespace(emit=self._emit, watch=self._nothing)
+        channel = SimpleNamespace(emit=self._emit, watch=self._nothing, encode=encode)
         inbound = SimpleNamespace(
             channel=channel,
             connection=None,

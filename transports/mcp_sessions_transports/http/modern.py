@@ -13,7 +13,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Send
 
 from mcp_sessions import method_names
-from mcp_sessions.core.client_description import of_envelope
 from mcp_sessions.core.message import Message, read
 from mcp_sessions.core.messages import (
     Notification,
@@ -25,7 +24,7 @@ from mcp_sessions.errors import LimitReached, WireError
 from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.connection.connection import ClientConnection, HttpFacts, Inbound
 from mcp_sessions.server.dispatch.modern_limits import check_modern
-from mcp_sessions.server.upstream.modern_rules import ModernRefusal, Route
+from mcp_sessions.server.upstream.modern_rules import ModernRefusal
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.records import Peer
 from mcp_sessions_transports.http.io import (
@@ -88,7 +87,7 @@ class ModernHttp:
             await self._served.router.cancel_keyed(read(checked), inbound)
             await send_text(send, 202)
         else:
-            request, route = read(checked[0]), checked[1]
+            request, peer = read(checked[0]), checked[1]
             header = call.session_header
             is_named = header is not None and not isinstance(request.session, NotNamed)
             if is_named and request.session != header:
@@ -101,19 +100,12 @@ class ModernHttp:
                 error = error_message(request.id, wire_error(refused))
                 await send_json(send, error)
                 return
-            client = of_envelope(route.client_capabilities, route.client_info)
-            peer = Peer(route.protocol_version, client, modern=True)
-            await self._serve(request, call, peer, http_request, route)
+            await self._serve(request, call, peer, http_request)
 
     async def _serve(
-        self,
-        request: Message,
-        call: HttpCall,
-        peer: Peer,
-        http_request: HttpRequest,
-        route: Route,
+        self, request: Message, call: HttpCall, peer: Peer, http_request: HttpRequest
     ) -> None:
-        inbound, channel = self._inbound(call, peer, http_request, route)
+        inbound, channel = self._inbound(call, peer, http_request)
         if (
             request.method == method_names.LISTEN
             and self._served.remembers
@@ -183,14 +175,14 @@ class ModernHttp:
         return connection, stream
 
     def _inbound(
-        self, call: HttpCall, peer: Peer, http_request: HttpRequest, route: Route | None = None
+        self, call: HttpCall, peer: Peer, http_request: HttpRequest
     ) -> tuple[Inbound, ModernChannel]:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         policy, rules = self._served.policy, self._served.rules
         channel = ModernChannel(policy, self._loop, rules.status_of, rules.dumps)
         http = HttpFacts(http_request, call.session_header, b"last-event-id" in call.headers)
-        return Inbound(call.principal, peer, None, channel, http, route), channel
+        return Inbound(call.principal, peer, None, channel, http), channel
 
 
 async def _send_refused(send: Send, refused: ModernRefusal) -> None:

@@ -119,7 +119,7 @@ class UpstreamPeers(Stage):
             session_id = record.session_id if record is not None else None
             past = self._past(record)
             if inbound.peer.modern:
-                return self.upstream.modern_peer(inbound.route, outbound, session_id, **past)
+                return self.upstream.modern_peer(inbound.peer, outbound, session_id, **past)
             way = outbound or LateOutbound()
             return self.upstream.peer(inbound.peer, way, session_id, is_alone=True, **past)
         session_id = record.session_id if record is not None else None

@@ -12,12 +12,11 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from mcp_sessions import method_names
 from mcp_sessions.background import Background
 from mcp_sessions.core.client_description import described
-from mcp_sessions.core.messages import members_of
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
@@ -169,25 +168,23 @@ class ExternalUpstream:
 
     def modern_peer(
         self,
-        route: Any,
+        peer: Peer,
         outbound: Outbound | None,
         session_id: SessionId | None,
         *,
         wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> UpstreamPeer:
-        info: Any = route.client_info
         may_ask = self.children.server.per == "session" and self._asks_clients
-        asks: Asks = asks_of(route.client_capabilities) if may_ask else {}
-        client: Json = {**OURS, "capabilities": members_of(route.client_capabilities)}
-        if isinstance(info, dict):
-            client["clientInfo"] = cast(Json, info)
-        peer = ExternalPeer(
+        capabilities = peer.capabilities
+        asks: Asks = asks_of(capabilities) if may_ask else {}
+        client = {**OURS, **(peer.initialize_params or {}), "capabilities": capabilities}
+        outside = ExternalPeer(
             self._wrapped, client, outbound, session_id, wanted, was_served, None, asks
         )
-        make_shell = partial(self._wrapped.shell.modern_peer, route, outbound, session_id)
+        make_shell = partial(self._wrapped.shell.modern_peer, peer, outbound, session_id)
         adds = self._wrapped.remembers
-        return ModernPeer(peer.served, peer.listens, peer.listen, make_shell, adds)
+        return ModernPeer(outside.served, outside.listens, outside.listen, make_shell, adds)
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
         self._wrapped.shell.validate(method, version, params)

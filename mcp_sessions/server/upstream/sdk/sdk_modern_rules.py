@@ -36,6 +36,7 @@ from mcp_sessions.core.messages import Notification, Request, decode, error_body
 from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
 from mcp_sessions.server.upstream.modern_rules import ModernRefusal
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
+from mcp_sessions.stores.records import Peer
 
 SchemaOf = Callable[[str], Mapping[str, Any] | None]
 
@@ -67,7 +68,7 @@ class SdkModernRules:
 
     async def check(
         self, http_request: HttpRequest, body: bytes
-    ) -> tuple[Request, InboundModernRoute] | Notification | ModernRefusal:
+    ) -> tuple[Request, Peer] | Notification | ModernRefusal:
         """Check a body. A notification of a served version is returned for us to handle; the SDK
         acknowledges and drops it.
         """
@@ -107,7 +108,7 @@ class SdkModernRules:
             )
             if rejection is not None:
                 return _rejected(request.id, rejection)
-        return Request(request.id, request.method, request.params), route
+        return Request(request.id, request.method, request.params), client_of(route)
 
     def _mismatch(
         self, request: JSONRPCRequest, http_request: HttpRequest, declared: SchemaOf
@@ -147,11 +148,11 @@ class SdkModernRules:
             return False
         return True
 
-    def route(self, method: str, params: Any) -> InboundModernRoute | tuple[int, str, Any]:
+    def client(self, method: str, params: Any) -> Peer | tuple[int, str, Any]:
         route = classify_inbound_request({"method": method, "params": params})
         if isinstance(route, InboundLadderRejection):
             return route.code, route.message, route.data
-        return route
+        return client_of(route)
 
     def header_mismatch(self, request_id: str | int) -> ModernRefusal:
         text = "Mcp-Session-Id does not match the session in _meta"
@@ -159,6 +160,14 @@ class SdkModernRules:
 
     status_of = staticmethod(status_of)
     dumps = staticmethod(dumps)
+
+
+def client_of(route: InboundModernRoute) -> Peer:
+    described: dict[str, Any] = {"capabilities": route.client_capabilities}
+    info: Mapping[str, Any] | None = route.client_info
+    if isinstance(info, dict):
+        described["clientInfo"] = info
+    return Peer(route.protocol_version, described, modern=True)
 
 
 def _decoded(body: bytes) -> Any:

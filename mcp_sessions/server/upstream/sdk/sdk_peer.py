@@ -24,7 +24,6 @@ from mcp.server._otel import OpenTelemetryMiddleware
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
 from mcp.server.runner import ServerRunner, aclose_shielded, modern_error_data
-from mcp.shared.inbound import InboundModernRoute
 from mcp.shared.jsonrpc_dispatcher import handler_exception_to_error_data
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types import InitializeRequestParams, methods
@@ -105,16 +104,16 @@ class SdkPeers:
 
     def modern_peer(
         self,
-        route: InboundModernRoute,
+        peer: Peer,
         outbound: Outbound | None,
         session_id: SessionId | None,
         *,
         wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> SdkPeer:
-        connection = self._envelopes.connection(route)
+        connection = self._envelopes.connection(peer)
         way = None
-        if outbound is not None or route.client_capabilities:
+        if outbound is not None or connection.is_askable:
             connection.outbound = way = ModernOutbound(outbound)
         if session_id is not None:
             connection.session_id = name_for_handlers(session_id)
@@ -255,6 +254,8 @@ class _Untraced:
 
 class RequestConnection(Connection):
     is_stack_used = False
+    is_askable = False
+    """Its client declared something."""
 
     @property
     def exit_stack(self) -> AsyncExitStack:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -270,32 +271,39 @@ class RequestConnection(Connection):
 class Envelopes:
     def __init__(self) -> None:
         # The most recent one is at the end.
-        self._known = Recent[str, Connection](_KEPT)
+        self._known = Recent[str, tuple[Connection, bool]](_KEPT)
 
-    def connection(self, route: InboundModernRoute) -> RequestConnection:
-        said = self._read(route)
+    def connection(self, peer: Peer) -> RequestConnection:
+        said, is_askable = self._read(peer)
         connection = RequestConnection(
             said.outbound,
             protocol_version=said.protocol_version,
             client_params=said.client_params,
         )
         connection.client_capabilities = said.client_capabilities
+        connection.is_askable = is_askable
         connection.initialized.set()
         return connection
 
-    def _read(self, route: InboundModernRoute) -> Connection:
+    def _read(self, peer: Peer) -> tuple[Connection, bool]:
         # Two different JSON values never have the same text here. In JSON itself NaN and null may.
-        given = route.protocol_version, route.client_info, route.client_capabilities
         try:
-            spelled = repr(given)
+            spelled = repr((peer.protocol_version, peer.initialize_params))
         except RecursionError:
             # JSON has more levels than a text of it may have here.
-            return Connection.from_envelope(*given)
+            return _said(peer)
         known = self._known.get(spelled)
         if known is not None:
             self._known.move_to_end(spelled)
             return known
-        said = Connection.from_envelope(*given)
+        said = _said(peer)
         if len(spelled) <= _LARGEST:
             self._known.keep(spelled, said)
         return said
+
+
+def _said(peer: Peer) -> tuple[Connection, bool]:
+    known = peer.initialize_params or {}
+    described = known.get("clientInfo"), known.get("capabilities")
+    said = Connection.from_envelope(peer.protocol_version, *described)
+    return said, bool(peer.capabilities)

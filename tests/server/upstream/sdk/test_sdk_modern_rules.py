@@ -16,8 +16,9 @@ from mcp_sessions.core.messages import Request
 from mcp_sessions.server.upstream.modern_rules import ModernRefusal
 from mcp_sessions.server.upstream.sdk import sdk_peer
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
-from mcp_sessions.server.upstream.sdk.sdk_modern_rules import SdkModernRules
+from mcp_sessions.server.upstream.sdk.sdk_modern_rules import SdkModernRules, client_of
 from mcp_sessions.server.upstream.sdk.sdk_peer import Envelopes
+from mcp_sessions.stores.records import Peer
 from tests.support.modern import MODERN, envelope, routing_headers
 from tests.support.raw import Json, call_params
 
@@ -45,6 +46,10 @@ CAPABILITIES: list[Any] = [
 ]
 
 
+def client(info: Any, capabilities: Any) -> Peer:
+    return client_of(InboundModernRoute(MODERN, info, capabilities))
+
+
 def notified(connection: Connection) -> tuple[Any, ...]:
     """What a handler can see of its client."""
     params, capabilities = connection.client_params, connection.client_capabilities
@@ -65,15 +70,15 @@ def test_a_client_is_seen_as_the_sdk_sees_it_each_time() -> None:
     for _ in range(2):
         for info in INFOS:
             for capabilities in CAPABILITIES:
-                route = InboundModernRoute(MODERN, info, capabilities)
+                peer = client(info, capabilities)
                 expected = Connection.from_envelope(MODERN, info, capabilities)
-                assert notified(envelopes.connection(route)) == notified(expected)
+                assert notified(envelopes.connection(peer)) == notified(expected)
 
 
 def test_what_a_handler_leaves_on_its_connection_is_on_no_other() -> None:
     envelopes = Envelopes()
-    route = InboundModernRoute(MODERN, INFOS[0], {})
-    first, second = envelopes.connection(route), envelopes.connection(route)
+    peer = client(INFOS[0], {})
+    first, second = envelopes.connection(peer), envelopes.connection(peer)
     first.state["mine"] = 1
     first.session_id = "session"
     first.client_params = None
@@ -87,14 +92,14 @@ def test_few_and_small_envelopes_are_known(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sdk_peer, "_KEPT", 3)
     envelopes = Envelopes()
     for number in range(9):
-        envelopes.connection(InboundModernRoute(MODERN, {"name": "n", "version": f"{number}"}, {}))
-    envelopes.connection(InboundModernRoute(MODERN, {"name": "n" * 5_000, "version": "1"}, {}))
+        envelopes.connection(client({"name": "n", "version": f"{number}"}, {}))
+    envelopes.connection(client({"name": "n" * 5_000, "version": "1"}, {}))
     known = envelopes._known  # pyright: ignore[reportPrivateUsage]
     assert len(known) == 3 and all(len(each) < 5_000 for each in known)
 
 
 async def test_what_is_on_the_exit_stack_is_torn_down_and_its_errors_stay_there() -> None:
-    peer = SdkUpstream(MCPServer("s")).modern_peer(InboundModernRoute(MODERN, None, {}), None, None)
+    peer = SdkUpstream(MCPServer("s")).modern_peer(client(None, {}), None, None)
     connection = peer._connection  # pyright: ignore[reportPrivateUsage]
     done: list[str] = []
 
