@@ -9,8 +9,8 @@ the moment when the new server process accepts a TCP connection until a client h
 that call. A client has failed if its call raises, or if it is answered in another session. The
 clients of all ways share one outage, and the CPU of one process.
 
-With ``--apart``, one more outage of 8 s has so many HTTP clients. A process of its own asks the server
-for a page ten times a second meanwhile. A server that is overloaded answers that late.
+With ``--apart``, one more outage of 8 s has so many HTTP clients. A process of its own asks the
+server for a page ten times a second meanwhile. A server that is overloaded answers that late.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Rules that must hold, and that the tests in ``tests/core/test_visibility.py`` ow
 2. In a pattern ``*`` stands for any text, and nothing else is special. To match takes one pass.
 3. A client that names something hidden makes the server look for a name that it does not have.
    The server's own error, with the name that the client sent, is the answer.
-4. A server may take another spelling for the same name. :mod:`mcp_sessions.core.readings`
+4. A server may take another spelling for the same name. :mod:`mcp_sessions.core.spelling`
    decides which spellings these are.
 5. While a resource may be hidden, the server gets no URI that servers read differently: such a
    request is refused.
@@ -30,8 +30,8 @@ from typing import Any, cast
 from mcp_sessions import method_names
 from mcp_sessions.core.messages import members_of
 from mcp_sessions.core.named import LISTS, MEMBERS, NAMING
-from mcp_sessions.core.readings import (
-    check_readable,
+from mcp_sessions.core.spelling import (
+    check_plain,
     fits,
     folded,
     hides_name,
@@ -142,7 +142,7 @@ class Visibility:
 
     def _check(self, kind: str, name: str) -> None:
         if kind == RESOURCES and (self.outside or self.rules.get(RESOURCES)):
-            check_readable(name)
+            check_plain(name)
 
     def changed(self, kind: str, patterns: Collection[str], *, hides: bool) -> list[VisibilityRule]:
         """Return the rules of a kind with more rules; the same ones, if these change nothing."""
@@ -167,7 +167,7 @@ class Visibility:
         Raises:
             InvalidParams: Something may be hidden, and it is not sure which name the server
                 reads. A resource may be hidden, and it names one by a URI that servers read
-                differently. See :func:`~mcp_sessions.core.readings.check_readable`.
+                differently. See :func:`~mcp_sessions.core.spelling.check_plain`.
         """
         rewritten: dict[str, str] = {}
         if self.is_plain:

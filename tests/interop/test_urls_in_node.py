@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from mcp_sessions.core.readings import hides_uri
-from tests.core.test_readings import BEGINNINGS, PIECES, SECRETS, is_refused, respelled
+from mcp_sessions.core.spelling import hides_uri
+from tests.core.test_spelling import BEGINNINGS, PIECES, SECRETS, is_refused, respelled
 
 pytestmark = pytest.mark.full
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from mcp_sessions import method_names
 from mcp_sessions.core.named import name_in
-from mcp_sessions.core.readings import folded, is_one_of
+from mcp_sessions.core.spelling import folded, is_one_of
 from mcp_sessions.core.visibility import TOOLS, Visibility, calls_one
 from mcp_sessions.errors import SessionRequiredByServer
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
