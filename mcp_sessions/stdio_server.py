@@ -17,6 +17,9 @@ INHERITED: Final = (
 
 _PLACEHOLDER: Final = re.compile(r"(?<!\$)\{(principal|session)\}")
 
+_QUIET = {"FASTMCP_SHOW_SERVER_BANNER": "false"}
+"""Settings by which a framework leaves out the banner that it prints at each start."""
+
 
 class StdioServer(ExternalServer):
     """A command that speaks MCP on its standard input and output.
@@ -104,7 +107,7 @@ class StdioServer(ExternalServer):
         """The ``env`` as it was given. Its values are neither logged nor sent."""
 
         given = self.given
-        self.env: Mapping[str, str] = MappingProxyType({**inherited, **given})
+        self.env: Mapping[str, str] = MappingProxyType({**_QUIET, **inherited, **given})
         self.cwd = os.fspath(cwd) if cwd is not None else None
         self._templates = frozenset(name for name in given if self._is_template(given[name]))
         self.has_cwd_template = self.cwd is not None and self._is_template(self.cwd)

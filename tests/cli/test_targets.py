@@ -187,13 +187,13 @@ def test_a_missing_file_and_a_missing_module(here: Path) -> None:
 
 
 def test_a_module_that_the_target_misses_is_not_reported_as_the_target(here: Path) -> None:
-    write(here / "app.py", "import nowhere")
+    write(here / "lacking.py", "import nowhere")
 
-    sentence = refusal("app:mcp")
+    sentence = refusal("lacking:mcp")
 
-    assert sentence.startswith("app cannot be imported: ModuleNotFoundError: No module named")
-    assert f"({here / 'app.py'}, line 6); if another environment" in sentence
-    assert sentence.endswith(" other-venv/bin/python -m app")
+    assert sentence.startswith("lacking cannot be imported: ModuleNotFoundError: No module named")
+    assert f"({here / 'lacking.py'}, line 6); if another environment" in sentence
+    assert sentence.endswith(" other-venv/bin/python -m lacking")
 
 
 def test_a_file_finds_its_neighbours_and_they_find_the_same_file(here: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +27,8 @@ _LEAST_SECRET = 6
 _NODE = re.compile(r"Node\.js v\d")
 """Last line of a crash of Node, which does not name the reason."""
 
-_BOX = 40
-"""Lines of a frame that are held until it is whole."""
-
-_TOP = re.compile(r"[╭┌╔┏].*[╮┐╗┓]")
-_SIDES = "│║┃├╟┠╞"
-_BOTTOM = re.compile(r"[╰└╚┗].*[╯┘╝┛]")
-_BANNER = re.compile(r"gofastmcp\.com|--upgrade fastmcp", re.IGNORECASE)
-"""Text in the frames that FastMCP draws at each start. Other frames may name an error."""
+_FRAME = "│║┃├╟┠╞ "
+"""What some programs draw around a line."""
 
 _RAISED = re.compile(r"(?:Uncaught )?[\w.]*(?:Error|Exception)\b.*:|\[?[\w.]+Error\b")
 _NPM = re.compile(
@@ -61,12 +55,11 @@ class StandardError:
         self._secrets = _secrets(given)
         self._longest = max((len(value.encode()) for value, _ in self._secrets), default=0)
         self._lines = deque[str](maxlen=_KEPT)
-        self._frame: list[str] = []
         self._second, self._logged = 0.0, 0
 
     @property
     def last_words(self) -> str:
-        return reason_of([*self._lines, *self._frame])[:_LONGEST_REASON]
+        return reason_of(self._lines)[:_LONGEST_REASON]
 
     async def read(self) -> None:
         rest, is_cut = b"", False
@@ -80,7 +73,6 @@ class StandardError:
             self._take([line for line in lines if line.strip()])
         if rest.strip():
             self._take([rest])
-        self._say(self._frame)
 
     def _take(self, lines: Sequence[bytes]) -> None:
         now = asyncio.get_running_loop().time()
@@ -93,30 +85,12 @@ class StandardError:
                 self._second, self._logged = now, 0
             self._logged += 1
             if self._logged <= _LINES or number >= last:
-                self._say(self._at_once(self._printable(line)))
+                self._say(self._printable(line))
 
-    def _say(self, texts: Sequence[str]) -> None:
-        for text in texts:
-            self._lines.append(text)
-            if self._logged <= _LINES:
-                logger.info("%s: %s", self._label(), text.strip())
-
-    def _at_once(self, text: str) -> Sequence[str]:
-        bare = text.strip()
-        if not self._frame:
-            if not _TOP.fullmatch(bare):
-                return (text,)
-        elif _BOTTOM.fullmatch(bare):
-            frame, self._frame = [*self._frame, text], []
-            if any(_BANNER.search(each) for each in frame):
-                logger.debug("%s: its banner is left out", self._label())
-                return ()
-            return frame
-        elif not bare.startswith(tuple(_SIDES)) or len(self._frame) >= _BOX:
-            frame, self._frame = self._frame, []
-            return (*frame, *self._at_once(text))
-        self._frame.append(text)
-        return ()
+    def _say(self, text: str) -> None:
+        self._lines.append(text)
+        if self._logged <= _LINES:
+            logger.info("%s: %s", self._label(), text.strip())
 
     def _printable(self, line: bytes) -> str:
         # A value that is cut would not be found. So the search covers more than is logged.
@@ -126,7 +100,7 @@ class StandardError:
         return "".join(character if character.isprintable() else "?" for character in text[:_LINE])
 
 
-def reason_of(lines: Sequence[str]) -> str:
+def reason_of(lines: Iterable[str]) -> str:
     """Return the last of these lines, without the lines with which some programs end: Node its
     version, npm the path of its log.
     """
@@ -134,7 +108,7 @@ def reason_of(lines: Sequence[str]) -> str:
     if said and _NODE.match(said[-1]):
         raised = [line for line in said if _RAISED.match(line)]
         said = raised or said[:-1] or said
-    return next((line for line in reversed(said) if not _NPM.match(line)), "").strip(_SIDES + " ")
+    return next((line for line in reversed(said) if not _NPM.match(line)), "").strip(_FRAME)
 
 
 def _secrets(given: Mapping[str, str]) -> list[tuple[str, str]]:

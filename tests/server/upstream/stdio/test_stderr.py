@@ -166,48 +166,6 @@ async def test_the_log_says_that_it_did_not_start_that_it_died_and_that_there_is
     assert all(line.startswith("the server") for line in logged)
 
 
-BANNER = """
-
-╭──────────────────────────────────────────╮
-│                                          │
-│      ▄▀▀ ▄▀█ █▀▀ ▀█▀ █▀▄▀█ █▀▀ █▀█       │
-│              FastMCP 4.2.3               │
-│          https://gofastmcp.com           │
-│       🖥  Server:      notes, 4.2.3       │
-╰──────────────────────────────────────────╯
-╭──────────────────────────────────────────╮
-│  Run: pip install --upgrade fastmcp      │
-╰──────────────────────────────────────────╯
-
-"""
-FRAME = """\
-╔════════════════════════════════╗
-║ Looks like it is not installed ║
-╚════════════════════════════════╝
-"""
-
-
-async def logged(written: str, caplog: pytest.LogCaptureFixture) -> list[str]:
-    caplog.set_level(logging.INFO)
-    caplog.clear()
-    await said(written.encode(), {})
-    return [record.getMessage().removeprefix("the server: ") for record in caplog.records]
-
-
-async def test_the_banner_of_a_framework_stays_out_of_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """What stands in another frame may say what is wrong, and a frame may break off."""
-    assert await logged(BANNER + "ready\n", caplog) == ["ready"]
-    assert await said((BANNER + "no key\n" + BANNER).encode(), {}) == "no key"
-    framed = FRAME.strip().split("\n")
-    assert await logged(FRAME + BANNER + FRAME + "ready\n", caplog) == [*framed, *framed, "ready"]
-    cut = BANNER.split("\n")[2:7]
-    assert await logged("\n".join([*cut, "it died", "╭─╮"]), caplog) == [*cut, "it died", "╭─╮"]
-    long = ["╭─╮", *["│ x │"] * 60]
-    assert await logged("\n".join(long), caplog) == long
-
-
 @pytest.mark.full
 async def test_a_fastmcp_server_that_is_a_command_logs_no_banner(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
