@@ -1,7 +1,7 @@
 """uvicorn's protocols, with the bounds that it has not: see ``open_connections.py``.
 
-A client's bytes are parsed some at a time. A thousand frames fit into one packet, and whoever asks
-for something else waits until they are parsed.
+A client's bytes are parsed some at a time, of all connections in turn. A thousand frames or
+requests fit into one packet, and whoever asks for something else waits until they are parsed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
+import httptools
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
@@ -30,19 +32,20 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
     from uvicorn._types import ASGIReceiveEvent
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as HttpProtocol
     from websockets.frames import Frame
-else:
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol as HttpProtocol
 
 MAX_HEADER = 65_536
-"""Bytes of a request's header, or of one packet in which it ends."""
+"""Bytes of a request's header, or of what is between two pieces of a chunked body."""
 
 MAX_FIELDS = 1_000
 """Fields of a header, and of what follows a chunked body."""
 
 _SLICE = 2_048
-"""Bytes of frames that are parsed at a time: some 300 of the smallest, in 1 ms."""
+"""Bytes of frames, headers or chunks that are parsed at a time: some 300 of the smallest, in 1 ms.
+"""
+
+_BLANK = b"\r\n\r\n"
+"""The end of a header (RFC 9112, 2.1) and of a chunked body (RFC 9112, 7.1)."""
 
 _PONG = b"\x8a"
 
@@ -81,14 +84,53 @@ def _ends_if_untaken(transport: asyncio.Transport, seconds: float) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
-class _Delayed:
-    """A connection whose refusals may wait: see ``pace.py``."""
+class _Limited:
+    """A connection whose bytes may wait, and whose refusals may: see ``pace.py``."""
 
     __slots__ = ()
     _connections: OpenConnections
     _delay: asyncio.Future[None] | None
+    _is_in_turn: bool
+    _unparsed: bytearray
+    config: LimitedConfig
     app_state: dict[str, Any]
+    looked: Looked
     transport: asyncio.Transport
+
+    def _begin(self) -> None:
+        self._connections = self.config.open_connections
+        self.looked = Looked()
+        self._delay = None
+        # Each request has a copy.
+        self.app_state = {**self.app_state, DELAYS: self.delay}
+        self._unparsed = bytearray()
+        self._is_in_turn = False
+
+    def _end(self) -> None:
+        self._connections.closed(cast("Open", self))
+        self.end_delay()
+        self._unparsed.clear()
+
+    def _take_turns(self) -> None:
+        if not self._is_in_turn:
+            self._is_in_turn = True
+            self._connections.steps.add(self._step)
+
+    def _step(self) -> bool:
+        self._is_in_turn = False
+        try:
+            self._is_in_turn = not self.transport.is_closing() and self._parse_unparsed()
+        except BaseException:
+            # As the event loop does where it calls a protocol.
+            self.transport.abort()
+            raise
+        if self.transport.is_closing():
+            self._unparsed.clear()
+        return self._is_in_turn
+
+    def _parse_unparsed(self) -> bool:
+        """Parse some of what waits. Return whether more can be parsed."""
+        raise NotImplementedError
 
     def delay(self, wait: asyncio.Future[None] | None) -> None:
         """Note the wait of a refusal. None: no refusal waits any more."""
@@ -105,16 +147,30 @@ class _Delayed:
             self._delay.set_result(None)
 
 
-class LimitedHttp(_Delayed, HttpProtocol):
+class LimitedHttp(_Limited, HttpToolsProtocol):
+    """A connection of HTTP, within the bounds.
+
+    Rules, in addition to those of ``open_connections.py``:
+
+    1. A request is parsed when the one before it has its whole response. Until then its bytes wait,
+       and no more of them are read.
+    2. An offer in ``Upgrade`` that is not taken is ignored (RFC 9110, 7.8).
+    """
+
     # The library's own attributes are as many as instances share the names of: with one more of
     # ours in the same place, each connection would have a table of its own.
     __slots__ = (
+        "_before",
+        "_body_left",
         "_connections",
         "_delay",
+        "_framed",
         "_header",
         "_is_extra",
+        "_is_in_turn",
         "_is_upgraded",
         "_receives",
+        "_unparsed",
         "looked",
     )
 
@@ -126,14 +182,19 @@ class LimitedHttp(_Delayed, HttpProtocol):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._connections = self.config.open_connections
-        self.looked = Looked()
-        self._delay = None
-        # Each request has a copy.
-        self.app_state = {**self.app_state, DELAYS: self.delay}
+        self._begin()
         self._is_extra = False
         self._header = 0
         """Bytes that came of a header that is not whole."""
+
+        self._framed: Any = None
+        """The scope of the last request whose header is whole."""
+
+        self._body_left = 0
+        """Bytes that its body still has. The length of a chunked one is not known."""
+
+        self._before = b""
+        """The last bytes that were parsed, if they may be the first of ``_BLANK``."""
 
         self._receives = False
         """Some of a request came, and not all of it."""
@@ -149,45 +210,139 @@ class LimitedHttp(_Delayed, HttpProtocol):
         _ends_if_untaken(transport, self._connections.limits.receive_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connections.closed(self)
-        self.end_delay()
+        self._end()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self.looked.received_at = self.loop.time()
-        if len(data) > MAX_HEADER and self._begins():
-            if data.find(b"\r\n\r\n", 0, MAX_HEADER) < 0:
-                self._refuse(b"431 Request Header Fields Too Large")
-                return
-        super().data_received(data)
-        if self._is_upgraded or self.transport.is_closing():
-            return
-        cycle = self.cycle
-        if cycle is not None and self.scope is cycle.scope:
-            self._header = 0
-            if not cycle.more_body:
-                # Whole.
-                self._receives = False
-                self.looked.late_at = None
-                return
-            is_large = len(self.headers) > MAX_FIELDS
-        else:
-            self._header += len(data)
-            is_large = self._header > MAX_HEADER
-        if is_large:
+        parsed = 0 if self._unparsed else self._parse(data)
+        if parsed < len(data):
+            self._unparsed += data[parsed:]
+            if self._keep_waiting():
+                self._take_turns()
+
+    def on_body(self, body: bytes) -> None:
+        self._header = 0
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._unparsed:
+            self._take_turns()
+
+    def _parse_unparsed(self) -> bool:
+        parsed = self._parse(self._unparsed)
+        del self._unparsed[:parsed]
+        if self._unparsed:
+            return self._keep_waiting()
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
+        return False
+
+    def _keep_waiting(self) -> bool:
+        """Read no more while some of it waits. Return whether it can be parsed now."""
+        self.transport.pause_reading()
+        # An application that waits for its client to leave would have the library read on.
+        self.flow.read_paused = False
+        return not self._is_answering()
+
+    def _parse(self, data: bytes | bytearray) -> int:
+        """Parse a slice, and what is here of a body whose length is known. Return how many bytes
+        that were.
+        """
+        at, most = 0, _SLICE
+        while at < len(data) and most > 0 and not self._is_answering():
+            if self._body_left:
+                end = min(at + self._body_left, len(data))
+                self._body_left -= end - at
+            else:
+                end = self._end_of_message(data, at, most)
+                # Each piece is some work, however short it is.
+                most -= max(end - at, _SLICE // 32)
+                self._header += end - at
+            super().data_received(bytes(data[at:end]))
+            at = end
+            if not self._is_upgraded:
+                self._look_at_header()
+            if self._is_upgraded or self.transport.is_closing():
+                return len(data)
+        self._look_whether_whole()
+        return at
+
+    def _end_of_message(self, data: bytes | bytearray, at: int, most: int) -> int:
+        """Return where a message may end that has no length, or where the slice does."""
+        before, self._before = self._before, b""
+        if before:
+            found = (before + data[at : at + 3]).find(_BLANK)
+            if found >= 0:
+                return at + found + len(_BLANK) - len(before)
+        found = data.find(_BLANK, at, at + most)
+        if found >= 0:
+            return found + len(_BLANK)
+        end = min(at + most, len(data))
+        self._before = (before + data[at:end])[-3:]
+        return end
+
+    def _look_at_header(self) -> None:
+        if self._has_header() and self._framed is not self.scope:
+            self._framed, self._header = self.scope, 0
+            for name, value in self.headers:
+                if name == b"content-length":
+                    self._body_left = int(value)
+        if self._header > MAX_HEADER or (self.headers and len(self.headers) > MAX_FIELDS):
             self._refuse(b"431 Request Header Fields Too Large")
+
+    def _look_whether_whole(self) -> None:
+        if self._has_header() and not self.cycle.more_body:
+            self._receives = False
+            self.looked.late_at = None
         elif not self._receives:
             self._receives = True
             self.looked.late_at = self.looked.received_at + self._connections.limits.receive_timeout
 
-    def handle_websocket_upgrade(self, *arguments: Any) -> None:
+    def _has_header(self) -> bool:
+        return self.cycle is not None and self.scope is self.cycle.scope
+
+    def _is_answering(self) -> bool:
+        """Whether a whole request is here whose response is not."""
+        cycle = self.cycle
+        return self._has_header() and not cycle.more_body and not cycle.response_complete
+
+    def _should_upgrade(self) -> bool:
+        # The library asks if the parser saw an offer, and then takes the request for one without
+        # a body. CONNECT is one, and no offer.
+        return self.scope["method"] != "CONNECT"
+
+    def handle_websocket_upgrade(self) -> None:
+        if not self._is_offered_websocket():
+            self._ignore_offer()
+            return
         self._connections.closed(self)
         self.end_delay()
         self._is_upgraded = True
         if self._is_extra:
             self._refuse(b"503 Service Unavailable\r\nretry-after: %d" % RETRY_AFTER)
             return
-        super().handle_websocket_upgrade(*arguments)
+        super().handle_websocket_upgrade()
+
+    def _is_offered_websocket(self) -> bool:
+        scope = self.scope
+        is_usual = scope["method"] == "GET" and scope["http_version"] == "1.1"
+        return is_usual and (b"upgrade", b"websocket") in [
+            (name, value.lower()) for name, value in self.headers
+        ]
+
+    def _ignore_offer(self) -> None:
+        """Parse the header again without it: the parser would take a body for the next request."""
+        scope = self.scope
+        line = f"{scope['method']} {self.url.decode('latin-1')} HTTP/{scope['http_version']}\r\n"
+        head = [line.encode("latin-1")]
+        for name, value in self.headers:
+            if name != b"upgrade":
+                head += [name, b": ", value, b"\r\n"]
+        # It may be at its end: after `Connection: close`, or with HTTP/1.0.
+        self.parser = httptools.HttpRequestParser(self)
+        super().data_received(b"".join([*head, b"\r\n"]))
 
     def serve_only(self, paths: frozenset[str]) -> None:
         self._is_extra = True
@@ -206,18 +361,13 @@ class LimitedHttp(_Delayed, HttpProtocol):
         if not self.waits():
             return False
         cycle = self.cycle
-        if self._header or (cycle is not None and not cycle.response_complete):
+        is_begun = self._header > 0 and not self._has_header()
+        if is_begun or (cycle is not None and not cycle.response_complete):
             self._refuse(b"408 Request Timeout")
             return True
         # There is nothing to answer: it was silent, or was answered before its body was here.
         self.transport.close()
         return self._receives
-
-    def _begins(self) -> bool:
-        cycle = self.cycle
-        if cycle is None or self.scope is not cycle.scope:
-            return True
-        return cycle.response_complete and not cycle.more_body
 
     def _refuse(self, status: bytes) -> None:
         """Answer bytes that uvicorn does not take for a request, and close."""
@@ -228,7 +378,7 @@ class LimitedHttp(_Delayed, HttpProtocol):
         self.transport.close()
 
 
-class LimitedWebSocket(_Delayed, WebSocketsSansIOProtocol):
+class LimitedWebSocket(_Limited, WebSocketsSansIOProtocol):
     """A WebSocket, within the bounds.
 
     Rules, in addition to those of ``open_connections.py``:
@@ -243,12 +393,7 @@ class LimitedWebSocket(_Delayed, WebSocketsSansIOProtocol):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._connections = self.config.open_connections
-        self.looked = Looked()
-        self._delay = None
-        self.app_state = {**self.app_state, DELAYS: self.delay}
-        self._unparsed = bytearray()
-        self._is_in_turn = False
+        self._begin()
         self._has_spoken = False
         self._pong = b""
 
@@ -258,9 +403,7 @@ class LimitedWebSocket(_Delayed, WebSocketsSansIOProtocol):
         self._connections.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connections.closed(self)
-        self.end_delay()
-        self._unparsed.clear()
+        self._end()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -364,28 +507,14 @@ class LimitedWebSocket(_Delayed, WebSocketsSansIOProtocol):
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
 
-    def _take_turns(self) -> None:
-        if not self._is_in_turn:
-            self._is_in_turn = True
-            self._connections.steps.add(self._step)
-
-    def _step(self) -> bool:
-        self._is_in_turn = False
-        if self.transport.is_closing():
-            self._unparsed.clear()
-        elif not self.read_paused:
+    def _parse_unparsed(self) -> bool:
+        if not self.read_paused:
             piece = bytes(self._unparsed[:_SLICE])
             del self._unparsed[:_SLICE]
-            try:
-                self._parse(piece)
-            except BaseException:
-                # As the event loop does where it calls a protocol.
-                self.transport.abort()
-                raise
+            self._parse(piece)
         if self.transport.is_closing() or self.read_paused:
             return False
         if self._unparsed:
-            self._is_in_turn = True
             return True
         self.transport.resume_reading()
         return False

@@ -43,10 +43,10 @@ def test_every_requirement_has_a_lower_bound() -> None:
 
 
 def test_what_works_on_other_systems_is_asked_for_only_where_it_can_be_installed() -> None:
-    """The two fast parts, uvloop and httptools, exist for CPython outside of Windows."""
+    """The fast event loop, uvloop, exists for CPython outside of Windows."""
     for text in PROJECT["dependencies"]:
         requirement = Requirement(text)
-        if requirement.name in {"uvloop", "httptools"}:
+        if requirement.name == "uvloop":
             assert requirement.marker is not None
             here = {"platform_python_implementation": "CPython", "sys_platform": "linux"}
             assert requirement.marker.evaluate(here)
