@@ -23,7 +23,7 @@ from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.resume_report import OnLost, OnResume
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.core.addresses import HTTP, HTTP_AND_WEBSOCKET, wrong_address
-from mcp_sessions.core.headers import check_headers
+from mcp_sessions.core.headers import sendable_headers
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions_transports.http.client.link import HttpDialer
 from mcp_sessions_transports.http.client.requester import Access
@@ -55,7 +55,8 @@ def resumable(
         server: A URL (``http``, ``https``, ``ws``, ``wss``), or how to start a child process.
         more_urls: Other addresses of the same server, tried in this order when one fails.
             The session's id and the credentials are sent to each of them.
-        headers: Sent with every HTTP request and WebSocket handshake.
+        headers: Sent with every HTTP request and WebSocket handshake. Those that the transport
+            itself sends, such as ``Content-Type``, are left out with a warning.
         auth: As for ``httpx2.AsyncClient``. A WebSocket handshake carries the headers of its
             first step.
         http_client: For HTTP, instead of a client per connection; used and never closed.
@@ -102,8 +103,7 @@ def dial_with(
         ConfigurationError: A header that a client cannot send; when it is called, a URL of another
             kind.
     """
-    check_headers(headers)
-    limits, fields = policy, dict(headers or {})
+    limits, fields = policy, sendable_headers(headers)
 
     def dial(url: str) -> Dialer:
         wrong = wrong_address(url, HTTP_AND_WEBSOCKET)

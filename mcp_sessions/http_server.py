@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from mcp_sessions.core.addresses import HTTP, wrong_address
-from mcp_sessions.core.headers import check_headers
+from mcp_sessions.core.headers import sendable_headers
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import THE_SERVER, ExternalServer, Per
 from mcp_sessions.principal import Principal
@@ -46,7 +46,7 @@ class HTTPServer(ExternalServer):
         """Name a URL; nothing is sent there before it is needed.
 
         Args:
-            headers: Sent with each request.
+            headers: Sent with each request, beside those that every request has.
             auth: How this layer authenticates itself there; or, for a principal, with what: an
                 ``httpx2.Auth``, or headers. It is asked whenever a session there begins, and when
                 a request is answered 401, which is then sent once more.
@@ -89,12 +89,12 @@ class HTTPServer(ExternalServer):
         )
         self.check_seconds("silence", silence)
         # Behind a proxy there, the name may be another one than that of its address.
-        check_headers(headers, may_name_host=True)
+        sent = sendable_headers(headers, may_name_host=True)
         if per == "shared" and callable(auth):
             raise ConfigurationError(
                 "auth as a function needs per='session' or 'principal': all share a session now"
             )
-        self.headers: Mapping[str, str] = MappingProxyType(dict(headers or {}))
+        self.headers: Mapping[str, str] = MappingProxyType(sent)
         self.auth = auth
         self.silence = silence
 

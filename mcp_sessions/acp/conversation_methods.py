@@ -37,7 +37,7 @@ from mcp_sessions.acp.params import (
 )
 from mcp_sessions.acp.prompts import Options, Prompts
 from mcp_sessions.acp.registry import Registry
-from mcp_sessions.acp.servers import Servers, Unreachable
+from mcp_sessions.acp.servers import UNKNOWN_TYPE, Servers, Unreachable
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
@@ -75,7 +75,7 @@ class Openings:
             try:
                 failed = await self._connect(conversation, specs)
                 result = await self._call_opening(
-                    "session/new", _opening_params(params), link, conversation, opening
+                    "session/new", _opening_params(params, specs), link, conversation, opening
                 )
                 await self._remember(conversation, cwd, directories, failed)
                 answer = {**result, "sessionId": conversation.session_id}
@@ -107,7 +107,9 @@ class Openings:
             try:
                 conversation.servers.work_in(cwd)
                 failed = await self._connect(conversation, specs)
-                result = await self._agent_opens(incoming, conversation, record, opening, was_open)
+                result = await self._agent_opens(
+                    incoming, specs, conversation, record, opening, was_open
+                )
                 await self._remember(conversation, cwd, directories, failed)
                 answer = result or (None if is_load else {})
                 await conversation.show_to(
@@ -129,12 +131,13 @@ class Openings:
     async def _agent_opens(
         self,
         incoming: Incoming,
+        specs: list[ServerSpec],
         conversation: OpenConversation,
         record: SessionRecord,
         opening: Opening,
         was_open: bool,
     ) -> Json:
-        params = _opening_params(incoming.params)
+        params = _opening_params(incoming.params, specs)
         own_id = conversation.agent_id or record.state.values.get(catalogue.AGENT_SESSION)
         own = {**params, "sessionId": own_id or conversation.session_id}
         methods = {"session/load": "load_session", "session/resume": "resume_session"}
@@ -185,7 +188,7 @@ class Openings:
         self, conversation: OpenConversation, specs: list[ServerSpec]
     ) -> list[Unreachable]:
         if not self._options.connect_servers:
-            return []
+            return [Unreachable(it.name, UNKNOWN_TYPE) for it in specs if it.kind == "unknown"]
         return await conversation.servers.connect(specs)
 
     async def _remember(
@@ -257,9 +260,12 @@ class Openings:
         await conversation.release()
 
 
-def _opening_params(params: Json) -> Json:
-    """Add the members that a client may leave out and the agent's models require."""
-    servers = cast("list[Json]", params.get("mcpServers") or [])
+def _opening_params(params: Json, specs: list[ServerSpec]) -> Json:
+    """Add the members that a client may leave out and the agent's models require. Leave out the
+    servers of an unknown type, which these models would take for commands.
+    """
+    entries = cast("list[Json]", params.get("mcpServers") or [])
+    servers = [it for it, spec in zip(entries, specs, strict=True) if spec.kind != "unknown"]
     full: list[Json] = [
         {
             **{name: value for name, value in server.items() if name != "type"},

@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
-from urllib.parse import urlsplit
 
 from mcp_sessions.acp.acp_errors import invalid_params, session_not_found
 from mcp_sessions.ids import SessionId, parse_session_id
@@ -23,7 +22,7 @@ class ServerSpec:
     """One entry of ``mcpServers``. Its values may be credentials."""
 
     name: str
-    kind: Literal["stdio", "http", "sse", "other"]
+    kind: Literal["stdio", "http", "sse", "other", "unknown"]
     command: str = ""
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
@@ -108,29 +107,25 @@ def optional_text(params: Params, member: str) -> str | None:
 
 
 def servers_of(params: Params, *, required: bool, others: frozenset[str]) -> list[ServerSpec]:
-    """``mcpServers``, each checked.
+    """``mcpServers``, each with the members of its transport. Whether a server can be reached with
+    their values is seen when it is connected: a wrong one keeps no other server away.
 
     Args:
         required: Whether it must be there.
         others: Transports that the agent itself says it supports; they are its business.
 
     Raises:
-        RequestError: An entry is malformed or of an unknown transport, or two have one name.
+        RequestError: An entry lacks a member, or has one of the wrong type.
     """
     value = params.get("mcpServers")
     if value is None and not required:
         return []
     if not isinstance(value, list):
         raise invalid_params("mcpServers must be an array")
-    specs = [
+    return [
         _server(entry, f"mcpServers[{at}]", others)
         for at, entry in enumerate(cast("list[object]", value))
     ]
-    names = [spec.name for spec in specs]
-    for at, name in enumerate(names):
-        if name in names[:at]:
-            raise invalid_params(f"mcpServers[{at}].name is the name of another one")
-    return specs
 
 
 def _server(value: object, at: str, others: frozenset[str]) -> ServerSpec:
@@ -140,30 +135,17 @@ def _server(value: object, at: str, others: frozenset[str]) -> ServerSpec:
     name = _text(entry, "name", at)
     kind = entry.get("type", "stdio")
     if kind == "stdio":
-        return ServerSpec(
-            name,
-            "stdio",
-            command=_without_nul(_text(entry, "command", at), f"{at}.command"),
-            args=tuple(
-                _without_nul(argument, f"{at}.args[{number}]")
-                for number, argument in enumerate(_strings(entry.get("args"), f"{at}.args"))
-            ),
-            # Not among what the document calls required; the library's clients always send it.
-            env=_pairs(entry.get("env", []), f"{at}.env", _environment_name),
-        )
+        command = _text(entry, "command", at)
+        args = tuple(_strings(entry.get("args"), f"{at}.args"))
+        # Not among what the document calls required; the library's clients always send it.
+        env = entry.get("env")
+        pairs = [] if env is None else _pairs(env, f"{at}.env")
+        return ServerSpec(name, "stdio", command=command, args=args, env=dict(pairs))
     if kind in ("http", "sse"):
-        url = _text(entry, "url", at)
-        try:
-            parts = urlsplit(url)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname)
-        except ValueError:
-            usable = False
-        if not usable:
-            raise invalid_params(f"{at}.url must be an http or https URL")
-        headers = _pairs(entry.get("headers"), f"{at}.headers", _header_name)
-        return ServerSpec(name, kind, url=url, headers=headers)
-    if isinstance(kind, str) and kind in others:
-        return ServerSpec(name, "other")
+        headers = _joined(_pairs(entry.get("headers"), f"{at}.headers"))
+        return ServerSpec(name, kind, url=_text(entry, "url", at), headers=headers)
+    if isinstance(kind, str):
+        return ServerSpec(name, "other" if kind in others else "unknown")
     raise invalid_params(f'{at}.type must be "http" or "sse", or be left out for stdio')
 
 
@@ -185,37 +167,29 @@ def _strings(value: object, at: str) -> list[str]:
     return strings
 
 
-def _pairs(value: object, at: str, is_name: Any) -> dict[str, str]:
+def _pairs(value: object, at: str) -> list[tuple[str, str]]:
     """``[{"name": …, "value": …}]``. The values may be credentials: no error repeats one."""
     if not isinstance(value, list):
         raise invalid_params(f"{at} must be an array")
-    pairs: dict[str, str] = {}
+    pairs: list[tuple[str, str]] = []
     for number, item in enumerate(cast("list[object]", value)):
         if not isinstance(item, dict):
             raise invalid_params(f"{at}[{number}] must be an object")
         entry = cast("dict[str, Any]", item)
         name, content = entry.get("name"), entry.get("value")
-        if not isinstance(name, str) or not is_name(name):
-            raise invalid_params(f"{at}[{number}].name must be a name")
-        if not isinstance(content, str) or any(character in content for character in "\0\r\n"):
-            raise invalid_params(f"{at}[{number}].value must be a string of one line")
-        pairs[name] = content
+        if not isinstance(name, str):
+            raise invalid_params(f"{at}[{number}].name must be a string")
+        if not isinstance(content, str):
+            raise invalid_params(f"{at}[{number}].value must be a string")
+        pairs.append((name, content))
     return pairs
 
 
-def _environment_name(name: str) -> bool:
-    return bool(name) and "=" not in name and "\0" not in name
-
-
-def _header_name(name: str) -> bool:
-    # RFC 9110 5.1: a token.
-    return bool(name) and all(
-        character.isascii() and (character.isalnum() or character in "!#$%&'*+-.^_`|~")
-        for character in name
-    )
-
-
-def _without_nul(text: str, at: str) -> str:
-    if "\0" in text:
-        raise invalid_params(f"{at} holds a NUL character")
-    return text
+def _joined(pairs: list[tuple[str, str]]) -> dict[str, str]:
+    # RFC 9110, 5.3: several lines with one name mean the same as one line with all values.
+    names: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    for name, value in pairs:
+        known = names.setdefault(name.lower(), name)
+        headers[known] = f"{headers[known]}, {value}" if known in headers else value
+    return headers

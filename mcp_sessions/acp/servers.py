@@ -1,15 +1,16 @@
 """The MCP servers of one conversation: connected with the resuming client, one session each.
 
-Only here ``mcp_sessions.acp`` knows the MCP SDK. A server that cannot be reached is named,
-and costs the conversation nothing but its tools.
+Only here ``mcp_sessions.acp`` knows the MCP SDK. A server that cannot be reached, or whose entry
+is wrong, is named, and costs the conversation nothing but its tools.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -22,8 +23,13 @@ from mcp_sessions.acp.conversation_jar import StoreJar
 from mcp_sessions.acp.params import ServerSpec
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client_transport import resumable
+from mcp_sessions.core.addresses import HTTP, wrong_address
+from mcp_sessions.core.headers import sendable_headers
+from mcp_sessions.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
+
+UNKNOWN_TYPE = "its type is not stdio, http or sse"
 
 CLOSING_TIMEOUT = 5.0
 """Seconds that a server has to let itself be disconnected."""
@@ -39,23 +45,23 @@ class Unreachable:
 class _Held:
     """One connected server. A task of its own enters and leaves the client."""
 
-    def __init__(self, spec: ServerSpec, cwd: str, client: Client) -> None:
+    def __init__(self, spec: ServerSpec, cwd: str, make: Callable[[], Client]) -> None:
         self.spec = spec
         self.cwd = cwd
-        self.client = client
+        self._make = make
         self._stop = asyncio.Event()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(), name=f"mcp server {spec.name}")
 
     async def _hold(self) -> None:
         try:
-            async with self.client:
+            async with self._make() as self.client:
                 if not self._ready.done():
                     self._ready.set_result(None)
                 await self._stop.wait()
         except Exception as error:
-            # The boundary to the SDK and to the server: whatever fails is this server's
-            # failure. An exception group holds what its tasks raised.
+            # The boundary to the SDK, to the server and to its entry: whatever fails is this
+            # server's failure. An exception group holds what its tasks raised.
             if self._ready.done():
                 logger.warning("the MCP server %r failed: %s", self.spec.name, reason_of(error))
             else:
@@ -123,12 +129,17 @@ class Servers:
         kept: dict[str, _Held] = {}
         fresh: list[_Held] = []
         failed: list[Unreachable] = []
+        names: set[str] = set()
         for spec in wanted:
+            if spec.name in names:
+                failed.append(_warned(spec, "another server of the session has this name"))
+                continue
+            names.add(spec.name)
             held = self._held.get(spec.name)
             if held is not None and held.spec == spec and (spec.kind != "stdio" or held.cwd == cwd):
                 kept[spec.name] = held
             else:
-                fresh.append(_Held(spec, cwd, self._client(spec, cwd)))
+                fresh.append(_Held(spec, cwd, partial(self._client, spec, cwd)))
         outcomes = await asyncio.gather(
             *(held.ready(self._timeout) for held in fresh), return_exceptions=True
         )
@@ -141,8 +152,7 @@ class Servers:
                     if isinstance(outcome, TimeoutError)
                     else reason_of(outcome)
                 )
-                logger.warning("the MCP server %r cannot be reached: %s", held.spec.name, reason)
-                failed.append(Unreachable(held.spec.name, reason))
+                failed.append(_warned(held.spec, reason))
             else:
                 raise outcome
         self._retired += [held for name, held in self._held.items() if kept.get(name) is not held]
@@ -160,12 +170,21 @@ class Servers:
         await self.close_retired()
 
     def _client(self, spec: ServerSpec, cwd: str) -> Client:
+        """The client of a server, which is not connected.
+
+        Raises:
+            ConfigurationError: Its entry is wrong.
+        """
         transport: Any
         if spec.kind == "stdio":
             child = StdioServerParameters(
                 command=spec.command, args=list(spec.args), env=dict(spec.env), cwd=cwd
             )
             transport = resumable(child, jar=self._jar, user=spec.name, policy=self._policy)
+        elif spec.kind == "unknown":
+            raise ConfigurationError(UNKNOWN_TYPE)
+        elif (wrong := wrong_address(spec.url, HTTP)) is not None:
+            raise ConfigurationError(wrong)
         elif spec.kind == "http":
             transport = resumable(
                 spec.url,
@@ -175,9 +194,14 @@ class Servers:
                 policy=self._policy,
             )
         else:
-            transport = sse_client(spec.url, headers=dict(spec.headers))
+            transport = sse_client(spec.url, headers=sendable_headers(spec.headers))
         who = Implementation(name="mcp-sessions acp", version=__version__)
         return Client(transport, client_info=who)
+
+
+def _warned(spec: ServerSpec, reason: str) -> Unreachable:
+    logger.warning("the MCP server %r cannot be reached: %s", spec.name, reason)
+    return Unreachable(spec.name, reason)
 
 
 def reason_of(error: BaseException) -> str:

@@ -4,7 +4,7 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Any, NoReturn
@@ -175,6 +175,20 @@ def header(text: str) -> tuple[str, str]:
         return name.strip(), expanded(value.strip())
     except ConfigurationError as failed:
         raise argparse.ArgumentTypeError(str(failed)) from failed
+
+
+def once(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the headers of several ``--header``.
+
+    Raises:
+        ConfigurationError: A name is there twice, and one value would be lost.
+    """
+    found: dict[str, str] = {}
+    for name, value in headers:
+        if name in found:
+            raise ConfigurationError(f"the header {name!r} is there twice: give it once")
+        found[name] = value
+    return found
 
 
 def expanded(text: str, *, may_be_others: bool = False) -> str:

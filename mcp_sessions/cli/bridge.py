@@ -57,7 +57,7 @@ async def _bridge(options: argparse.Namespace) -> int:
         from mcp_sessions_transports.stdio.stdio_server import standard_streams
 
     policy = ReconnectPolicy(max_message=options.max_message)
-    dial = dial_with(headers=dict(options.header), policy=policy)
+    dial = dial_with(headers=types.once(options.header), policy=policy)
     dialers = [dial(url) for url in options.url]
     slot = None
     if options.jar is not None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from mcp_sessions.cli.arguments import once
 from mcp_sessions.cli.serve_options import EXTERNAL_OPTIONS
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
@@ -39,5 +40,5 @@ def external_server(options: argparse.Namespace) -> ExternalServer | None:
         warm = options.warm or 0
         return StdioServer(*options.command, env=env, cwd=options.cwd, warm=warm, **given)
     if options.url:
-        return HTTPServer(options.url, headers=dict(options.header or ()), **given)
+        return HTTPServer(options.url, headers=once(options.header or ()), **given)
     return None

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Final
 
 from mcp_sessions.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[\x20-\x7e\t]*")
@@ -22,21 +25,33 @@ _MOST: Final = 32_768
 """Characters of all of them. Most servers take less, and close the connection at more."""
 
 
-def check_headers(headers: Mapping[str, str] | None, *, may_name_host: bool = False) -> None:
-    """Whether these can be sent. No message says a value: it may be a credential.
+def sendable_headers(
+    headers: Mapping[str, str] | None, *, may_name_host: bool = False
+) -> dict[str, str]:
+    """Return the headers that a client sends beside its own. No message says a value: it may be a
+    credential.
+
+    A header that the client itself sends is left out, with a warning. Files of hosts often name
+    ``Content-Type`` and ``Accept``.
 
     Args:
         may_name_host: ``Host`` may be another one than that of the URL.
 
     Raises:
-        ConfigurationError: One of them cannot, is there twice, or is the client's own to send.
+        ConfigurationError: One of them cannot be sent, or is there twice.
     """
+    sent: dict[str, str] = {}
     seen: set[str] = set()
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"the header {name!r} is no text: give name and value as str")
         if not _NAME.fullmatch(name):
             raise ConfigurationError(f"the header {name!r} cannot be sent: that is no name")
+        lower = name.lower()
+        is_own = lower in _OWN or lower.startswith(_OWN_BEGINNINGS)
+        if is_own or (lower == "host" and not may_name_host):
+            logger.warning("the header %r is left out: the client sends it itself", name)
+            continue
         if value != value.strip():
             # A token that is missing, above all, or one with the end of its line.
             raise ConfigurationError(f"the header {name!r} begins or ends with a space")
@@ -45,17 +60,13 @@ def check_headers(headers: Mapping[str, str] | None, *, may_name_host: bool = Fa
                 f"the header {name!r} cannot be sent: its value has characters that are not ASCII, "
                 "or a line break"
             )
-        lower = name.lower()
         if lower in seen:
             raise ConfigurationError(f"the header {name!r} is there twice: give it once")
         seen.add(lower)
-        is_own = lower in _OWN or lower.startswith(_OWN_BEGINNINGS)
-        if is_own or (lower == "host" and not may_name_host):
-            raise ConfigurationError(
-                f"the header {name!r} is sent by the client itself: leave it out"
-            )
-    size = sum(len(name) + len(value) for name, value in (headers or {}).items())
+        sent[name] = value
+    size = sum(len(name) + len(value) for name, value in sent.items())
     if size > _MOST:
         raise ConfigurationError(
             f"the headers have {size} characters: no server takes more than {_MOST}"
         )
+    return sent

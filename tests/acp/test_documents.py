@@ -444,41 +444,26 @@ BAD_SERVERS: list[tuple[Any, str]] = [
     ([without(STDIO, "name")], "mcpServers[0].name"),
     ([{**STDIO, "name": ""}], "mcpServers[0].name"),
     ([{**STDIO, "name": 7}], "mcpServers[0].name"),
-    ([STDIO, STDIO], "mcpServers[1].name"),
     ([without(STDIO, "command")], "mcpServers[0].command"),
     ([{**STDIO, "command": ["/bin/true"]}], "mcpServers[0].command"),
-    ([{**STDIO, "command": "/bin/\0true"}], "mcpServers[0].command"),
     ([without(STDIO, "args")], "mcpServers[0].args"),
     ([{**STDIO, "args": "--stdio"}], "mcpServers[0].args"),
     ([{**STDIO, "args": ["--n", 7]}], "mcpServers[0].args[1]"),
     ([{**STDIO, "env": {"A": "b"}}], "mcpServers[0].env"),
     ([{**STDIO, "env": ["A=b"]}], "mcpServers[0].env[0]"),
     ([{**STDIO, "env": [{"value": "b"}]}], "mcpServers[0].env[0].name"),
-    ([{**STDIO, "env": [{"name": "A=B", "value": "b"}]}], "mcpServers[0].env[0].name"),
     ([{**STDIO, "env": [{"name": "A", "value": 7}]}], "mcpServers[0].env[0].value"),
-    ([{**STDIO, "type": "carrier-pigeon"}], "mcpServers[0].type"),
     ([{**STDIO, "type": None}], "mcpServers[0].type"),
-    ([{"type": "acp", "name": "a", "serverId": "b"}], "mcpServers[0].type"),
     *[
         (bad, where)
         for entry in (HTTP, SSE)
         for bad, where in [
             ([without(entry, "name")], "mcpServers[0].name"),
             ([without(entry, "url")], "mcpServers[0].url"),
-            ([{**entry, "url": "ftp://host/"}], "mcpServers[0].url"),
-            ([{**entry, "url": "http://[bad"}], "mcpServers[0].url"),
-            ([{**entry, "url": "/mcp"}], "mcpServers[0].url"),
             ([without(entry, "headers")], "mcpServers[0].headers"),
             ([{**entry, "headers": {"A": "b"}}], "mcpServers[0].headers"),
+            ([{**entry, "headers": [{"value": "a"}]}], "mcpServers[0].headers[0].name"),
             ([{**entry, "headers": [{"name": "A"}]}], "mcpServers[0].headers[0].value"),
-            (
-                [{**entry, "headers": [{"name": "A b", "value": "c"}]}],
-                "mcpServers[0].headers[0].name",
-            ),
-            (
-                [{**entry, "headers": [{"name": "A", "value": "secret\r\nX: y"}]}],
-                "mcpServers[0].headers[0].value",
-            ),
         ]
     ],
 ]
@@ -500,6 +485,22 @@ async def test_a_malformed_server_is_refused_by_its_position(servers: Any, where
         assert (await client.refusal("session/load", params)).code == INVALID_PARAMS
         assert await client.prompt(session_id, "well?") == {"stopReason": "end_turn"}
         assert [name for name, _ in agent.calls] == ["initialize", "new_session", "prompt"]
+
+
+async def test_a_variable_may_have_several_lines_or_none_be_there(tmp_path: Path) -> None:
+    """001, Stdio Transport: ``env`` is not "required". Its values are any text."""
+    entry = directory_server(tmp_path)
+    for env, expected in (
+        ([{"name": "FLAVOUR", "value": "BEGIN\nEND\n"}], "BEGIN\nEND\n"),
+        ([{"name": "FLAVOUR", "value": "a"}, {"name": "FLAVOUR", "value": "b"}], "b"),
+        (None, "-"),
+        ("left out", "-"),
+    ):
+        given = without(entry, "env") if env == "left out" else {**entry, "env": env}
+        async with conversation(ScriptedAgent(says_position)) as client:
+            session_id = await client.new(str(tmp_path), [given])
+            await client.prompt(session_id, "where?")
+            assert client.texts()[-1] == f"{tmp_path} | {tmp_path} {expected} --stdio"
 
 
 # --- 000 and 001, Loading a Session --------------------------------------------------------

@@ -1,5 +1,6 @@
 """The MCP servers of a conversation: over stdio, HTTP and SSE, and again after a load."""
 
+import json
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -67,6 +68,12 @@ def make_server() -> MCPServer[Any]:
         request = ctx.request_context.request
         assert isinstance(request, Request)
         return request.headers.get("x-flavour", "none")
+
+    @server.tool()
+    async def headers(ctx: Context[Any, Any]) -> str:  # pyright: ignore[reportUnusedFunction]
+        request = ctx.request_context.request
+        assert isinstance(request, Request)
+        return json.dumps(request.headers.items())
 
     return server
 
@@ -266,6 +273,99 @@ async def test_a_server_that_cannot_be_reached_is_reported_and_the_session_lives
         assert text_of(client.updates()[-1]).startswith(f"The MCP server {name!r} cannot be")
 
 
+def http(**changed: Any) -> Json:
+    return {**UNREACHABLE, "name": "wrong", **changed}
+
+
+def with_header(name: str, value: str) -> Json:
+    return http(headers=[{"name": name, "value": value}])
+
+
+def command(**changed: Any) -> Json:
+    return {**CRASHES, "name": "wrong", **changed}
+
+
+WRONG: list[tuple[Json, str]] = [
+    *[
+        ({**entry, "type": kind}, said)
+        for kind in ("http", "sse")
+        for entry, said in [
+            (http(url="ftp://host/"), "an address begins with http:// or https://"),
+            (http(url="ws://127.0.0.1:1/"), "an address begins with http:// or https://"),
+            (http(url="/mcp"), "'/mcp' has no scheme"),
+            (http(url="http://[bad"), "is not a whole address"),
+            (http(url="http://127.0.0.1:99999/mcp"), "is not a whole address"),
+            (http(url="https://me:s3cret@"), "'https://' is not a whole address"),
+            (http(url=f"http://{'a' * 300}/mcp"), ""),
+            (with_header("A b", "s3cret"), "the header 'A b' cannot be sent"),
+            (with_header("", "s3cret"), "the header '' cannot be sent"),
+            (with_header("A", "s3cret\r\nX: y"), "the header 'A' cannot be sent"),
+            (with_header("A", "s3cret-é"), "the header 'A' cannot be sent"),
+            (with_header("A", " s3cret"), "begins or ends with a space"),
+            (with_header("A", "s3cret" * 10_000), "no server takes more than"),
+        ]
+    ],
+    (command(type="carrier-pigeon"), "its type is not stdio, http or sse"),
+    ({"type": "acp", "name": "wrong", "serverId": "a"}, "its type is not stdio, http or sse"),
+    (http(name="web"), "another server of the session has this name"),
+    (command(command="no-such-command"), ""),
+    (command(command="/"), ""),
+    (command(command="/bin/\0true"), ""),
+    (command(args=["\0"]), ""),
+    (command(env=[{"name": "A=B", "value": "s3cret"}]), ""),
+    (command(env=[{"name": "", "value": "s3cret"}]), ""),
+    (command(env=[{"name": "A", "value": "s3cret\0"}]), ""),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG)
+async def test_a_wrong_entry_costs_the_session_its_own_tools_only(
+    wrong: Json, said: str, over_http: RunningServer
+) -> None:
+    """``session/new`` was an internal error, or refused the session with all its servers."""
+    store = KeptMemory()
+    servers = [http_entry(over_http), wrong]
+    async with conversation(ScriptedAgent(call), store, connect_timeout=5) as client:
+        session_id = await client.new(servers=servers)
+        await client.until(client.updates)
+        [notice] = client.updates(session_id)
+        begin = f"The MCP server {wrong['name']!r} cannot be reached: "
+        assert text_of(notice).startswith(begin)
+        assert said in text_of(notice) and "s3cret" not in text_of(notice)
+        assert (await ask(client, session_id, "web count")).startswith("1 in ")
+
+    async with conversation(ScriptedAgent(call), store, connect_timeout=5) as client:
+        await client.load(session_id, servers=servers)
+        assert (await ask(client, session_id, "web count")).startswith("2 in ")
+
+
+@pytest.mark.parametrize("kind", ["http", "sse"])
+async def test_a_header_that_the_client_sends_itself_is_left_out(
+    kind: str, over_http: RunningServer, over_sse: RunningServer
+) -> None:
+    """Otherwise they were sent beside the right ones, or the session was an internal error."""
+    given = ["accept", "Content-Length", "Host", "Mcp-Session-Id", "MCP-Protocol-Version"]
+    given += ["Mcp-Method", "Connection", "Transfer-Encoding", "Content-Type", "CONTENT-TYPE"]
+    entry = http_entry(over_http) if kind == "http" else sse_entry(over_sse)
+    entry["headers"] += [{"name": name, "value": "wr0ng"} for name in given]
+    async with conversation(ScriptedAgent(call)) as client:
+        session_id = await client.new(servers=[entry])
+        assert client.updates(session_id) == []
+        sent = await ask(client, session_id, f"{entry['name']} headers")
+    assert "pistachio" in sent and "wr0ng" not in sent
+
+
+async def test_a_header_that_is_there_twice_is_sent_with_both_values(
+    over_http: RunningServer,
+) -> None:
+    """RFC 9110, 5.3: two lines with one name mean the same as one line with both values."""
+    entry = http_entry(over_http)
+    entry["headers"].append({"name": "x-flavour", "value": "lemon"})
+    async with conversation(ScriptedAgent(call)) as client:
+        session_id = await client.new(servers=[entry])
+        assert await ask(client, session_id, "web flavour") == "pistachio, lemon"
+
+
 async def test_servers_are_connected_at_the_same_time() -> None:
     slow = [{**MUTE, "name": f"mute-{number}"} for number in range(4)]
     async with conversation(ScriptedAgent(call), connect_timeout=1) as client:
@@ -327,6 +427,16 @@ async def test_an_agent_may_connect_its_servers_itself(over_http: RunningServer)
             over_http.url(),
             "pistachio",
         )
+
+
+async def test_an_agent_that_connects_its_servers_is_given_none_of_an_unknown_type() -> None:
+    """The library's models would take such an entry for a command."""
+    agent = ScriptedAgent(call)
+    async with conversation(agent, connect_servers=False) as client:
+        session_id = await client.new(servers=[command(type="carrier-pigeon"), CRASHES])
+        await client.until(client.updates)
+        assert "its type is not stdio" in text_of(client.updates(session_id)[0])
+        assert [given.name for given in agent.calls[1][1]["mcp_servers"]] == ["crashes"]
 
 
 async def test_the_agent_is_given_the_servers_as_they_were_named() -> None:

@@ -148,26 +148,29 @@ def test_what_hosts_write_is_read(
             "childIdle": 1.5,
         },
         "url": {"url": "https://host/mcp", "headers": {"Authorization": "Bearer ${env:TOKEN}"}},
+        "own": {"url": "https://host/mcp", "headers": {"content-type": "application/json"}},
         "typed": {"type": "streamable-http", "url": "https://${HOST:-other}/mcp", "per": "shared"},
         "off": {"disabled": True},
         "not-on": {"enabled": False},
     }
     given = {"per": "principal", "max_children": 9, "start_timeout": 2.0}
     servers = servers_of(written(tmp_path, entries, "servers"), given)
-    command, url, typed = servers.values()
-    assert list(servers) == ["command", "url", "typed"]
+    command, url, own, typed = servers.values()
+    assert list(servers) == ["command", "url", "own", "typed"]
     assert isinstance(command, StdioServer) and command.args == ("-S", CHILD)
     assert (command.env["A"], command.cwd, command.per) == ("t$x", str(tmp_path), "principal")
     assert (command.warm, command.max_children, command.max_children_per_principal) == (2, 8, 3)
     assert (command.title, url.title) == ("the server command", "the server url")
     assert (command.child_idle, command.start_timeout, typed.max_children) == (1.5, 2.0, 9)
     assert isinstance(url, HTTPServer) and url.headers == {"Authorization": "Bearer t$x"}
+    assert isinstance(own, HTTPServer) and own.headers == {}
     assert isinstance(typed, HTTPServer) and (typed.url, typed.per) == (
         "https://other/mcp",
         "shared",
     )
-    (warned,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert warned.endswith("command: serve ignores autoApprove")
+    warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warned[0].endswith("command: serve ignores autoApprove")
+    assert warned[1:] == ["the header 'content-type' is left out: the client sends it itself"]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,17 @@ def test_a_header_that_is_none_is_one_line(
     assert said in error and error.count("\n") == 1 and "secret" not in error
 
 
+@pytest.mark.parametrize("second", ["X", "x"])
+def test_a_header_that_is_given_twice_is_one_line(
+    second: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first value was lost in silence."""
+    headers = ["--header", "X: secret", "--header", f"{second}: secret"]
+    assert main(["serve", *headers, "https://host/mcp"]) == 2
+    error = capsys.readouterr().err
+    assert "is there twice: give it once" in error and "secret" not in error
+
+
 def test_variables_of_the_environment_are_put_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERE", "${B}")
     assert expanded("a${HERE}b${env:HERE}c${NOT_SET:-d}e$f{g}") == "a${B}b${B}cde$f{g}"

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING
 
 import httpx2
 
+from mcp_sessions.core.headers import sendable_headers
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.ids import SessionId
@@ -67,10 +68,12 @@ class HttpChildren:
             return auth
         try:
             found = auth(principal)
-            if not isawaitable(found):
-                return found
-            async with asyncio.timeout(self._server.start_timeout):
-                return await found
+            if isawaitable(found):
+                async with asyncio.timeout(self._server.start_timeout):
+                    found = await found
+            if isinstance(found, Mapping):
+                return sendable_headers(found, may_name_host=True)
+            return found
         except Exception as failed:
             # The boundary to the operator's code. Its text may quote the credential.
             raise refused(f"there is no credential for it ({type(failed).__name__})") from None
