@@ -9,11 +9,7 @@ from typing import Final
 
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import THE_SERVER, ExternalServer, Per
-
-INHERITED: Final = (
-    "HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER",
-)  # fmt: skip
-"""The variables that a command inherits. The layer's keys and passwords are not among them."""
+from mcp_sessions.inherited import inherited
 
 _PLACEHOLDER: Final = re.compile(r"(?<!\$)\{(principal|session)\}")
 
@@ -52,7 +48,7 @@ class StdioServer(ExternalServer):
         Args:
             command: Looked for as a shell would, on ``PATH``.
             args: Its arguments, as they are.
-            env: Added to the inherited variables, which are ``INHERITED`` and nothing else. In its
+            env: Added to the inherited variables, such as ``PATH`` and ``HTTPS_PROXY``. In its
                 values ``{principal}`` and ``{session}`` stand for 32 hexadecimal digits. They name
                 the principal or session of a process, and are always the same. If the process
                 writes such a value on stderr, the log and its clients' errors have ``$NAME``
@@ -102,12 +98,13 @@ class StdioServer(ExternalServer):
         )
         self.command = command
         self.args = args
-        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         self.given: Mapping[str, str] = MappingProxyType(dict(env or {}))
         """The ``env`` as it was given. Its values are neither logged nor sent."""
 
         given = self.given
-        self.env: Mapping[str, str] = MappingProxyType({**_QUIET, **inherited, **given})
+        self.env: Mapping[str, str] = MappingProxyType(
+            {**_QUIET, **inherited(title, given), **given}
+        )
         self.cwd = os.fspath(cwd) if cwd is not None else None
         self._templates = frozenset(name for name in given if self._is_template(given[name]))
         self.has_cwd_template = self.cwd is not None and self._is_template(self.cwd)

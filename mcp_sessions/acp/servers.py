@@ -26,6 +26,7 @@ from mcp_sessions.client_transport import resumable
 from mcp_sessions.core.addresses import HTTP, wrong_address
 from mcp_sessions.core.headers import sendable_headers
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.inherited import inherited
 
 logger = logging.getLogger(__name__)
 
@@ -177,8 +178,9 @@ class Servers:
         """
         transport: Any
         if spec.kind == "stdio":
+            env = {**inherited(f"the MCP server {spec.name!r}", spec.env), **spec.env}
             child = StdioServerParameters(
-                command=spec.command, args=list(spec.args), env=dict(spec.env), cwd=cwd
+                command=spec.command, args=list(spec.args), env=env, cwd=cwd
             )
             transport = resumable(child, jar=self._jar, user=spec.name, policy=self._policy)
         elif spec.kind == "unknown":

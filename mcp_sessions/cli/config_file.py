@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 from mcp_sessions.cli.arguments import expanded
@@ -59,12 +60,15 @@ _URLS: Final = ("serverUrl", "httpUrl")
 """Other names of ``url`` in some hosts."""
 
 
-def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]:
+def servers_of(
+    file: str, given: Mapping[str, Any], env: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, ExternalServer]:
     """Return the enabled servers that the file names, each by the part of its path.
 
     Args:
         given: Options for all servers, as ``StdioServer`` and ``HTTPServer`` call them. A server's
             own options replace them.
+        env: Variables for all commands. A command's own replace them.
 
     Raises:
         ConfigurationError: The file is missing or invalid, or an entry cannot be served. The error
@@ -98,7 +102,7 @@ def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]
             unused = sorted(members.keys() - _USED)
             if unused:
                 logger.warning("%s: %s: serve ignores %s", file, name, ", ".join(unused))
-            servers[part] = _server(members, {"title": f"the server {name}", **given})
+            servers[part] = _server(members, {"title": f"the server {name}", **given}, env)
         except ConfigurationError as failed:
             raise ConfigurationError(f"{file}{_line_of(text, name)}: {name}: {failed}") from failed
     if not servers:
@@ -165,7 +169,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _server(members: dict[str, Any], given: Mapping[str, Any]) -> ExternalServer:
+def _server(
+    members: dict[str, Any], given: Mapping[str, Any], env: Mapping[str, str]
+) -> ExternalServer:
     kind = members.get("type", "http" if "url" in members else "stdio")
     if kind == "sse":
         raise ConfigurationError("the transport of 2024 (sse) is not spoken, only Streamable HTTP")
@@ -185,7 +191,7 @@ def _server(members: dict[str, Any], given: Mapping[str, Any]) -> ExternalServer
     if _TYPES[kind] is _OF_URL and "warm" in members:
         raise ConfigurationError("warm is only for commands: leave it out")
     try:
-        return _made(members, _TYPES[kind] is _OF_URL, options)
+        return _made(members, _TYPES[kind] is _OF_URL, options, env)
     except ConfigurationError as failed:
         said = str(failed)
         for each, argument in {**_OURS, "auth.tools": "tool_scopes"}.items():
@@ -223,7 +229,9 @@ def _needed_scopes(auth: Any) -> dict[str, Any]:
     return {"scopes": cast("list[Any]", always), "tool_scopes": cast("dict[str, Any]", tools)}
 
 
-def _made(members: dict[str, Any], is_url: bool, options: dict[str, Any]) -> ExternalServer:
+def _made(
+    members: dict[str, Any], is_url: bool, options: dict[str, Any], env: Mapping[str, str]
+) -> ExternalServer:
     if is_url:
         return HTTPServer(_text(members, "url"), headers=_texts(members, "headers"), **options)
     args: Any = members.get("args", [])
@@ -235,7 +243,8 @@ def _made(members: dict[str, Any], is_url: bool, options: dict[str, Any]) -> Ext
     cwd = _text(members, "cwd") if members.get("cwd") is not None else None
     # An argument for a shell may have other text in ${}.
     arguments = [expanded(each, may_be_others=True) for each in cast("list[str]", args)]
-    return StdioServer(command, *arguments, env=_texts(members, "env"), cwd=cwd, **options)
+    env = {**env, **_texts(members, "env")}
+    return StdioServer(command, *arguments, env=env, cwd=cwd, **options)
 
 
 def _text(members: Mapping[str, Any], name: str) -> str:

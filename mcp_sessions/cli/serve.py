@@ -41,6 +41,7 @@ from mcp_sessions.serve.sockets import listen_on
 
 if TYPE_CHECKING:
     from mcp_sessions.cli.workers import Worker
+    from mcp_sessions.external_server import ExternalServer
     from mcp_sessions.layer import SessionLayer
     from mcp_sessions.stores.contract import SessionStore
     from mcp_sessions_transports.origin import Guards, SecuritySettings
@@ -75,7 +76,7 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         return _keep_workers(options, arguments)
     if options.config is not None:
         return _serve_config(options, audit)
-    layer, store = _layer(options)
+    layer, store, _ = _layer(options)
     access_of(options, authenticates=layer.authenticates)
     if audit is not None:
         # Only now, after the target's code has changed logging.
@@ -104,8 +105,8 @@ def _check(options: argparse.Namespace) -> int:
 
     def served() -> list[CheckedEndpoint]:
         if options.config is None:
-            layer, store = _layer(options)
-            own, lock = external_server(options), layer.authenticates
+            layer, store, own = _layer(options)
+            lock = layer.authenticates
 
             def guards() -> Guards:
                 path, host, security = options.path, options.host, _security(options)
@@ -208,7 +209,7 @@ def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     from mcp_sessions.cli.workers import Workers
 
     keys = os.environ.get("MCP_SESSIONS_KEYS")
-    store = redacted(options.store) if options.store else "as set in the SessionLayer"
+    store = redacted(options.store) if options.store else "as set in the SessionLayer", None
     paths: Sequence[str] = ()
     if options.config is not None:
         from mcp_sessions.cli.serve_config import servers_by_path
@@ -282,7 +283,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 @setting_aside()
-def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
+def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str, ExternalServer | None]:
+    """Return the layer, the name of its store, and its command or URL, if it serves one."""
     from mcp_sessions.stores.urls import open_store
 
     given = {
@@ -301,9 +303,8 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         )
     store = open_store(options.store if options.store is not None else DEFAULT_STORE)
 
-    loaded = external_server(options)
-    if loaded is None:
-        loaded = load_target(options.target, kinds=(_is_layer, _is_server))
+    external = external_server(options)
+    loaded = external or load_target(options.target, kinds=(_is_layer, _is_server))
     # FastMCP's providers change logging as well.
     authentication = None if _is_layer(loaded) else authenticating(options)("")
     logs.take_over()
@@ -318,7 +319,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
                 f"{options.target} is a SessionLayer and has its own store and policy: "
                 f"set them there, not with {' '.join(refused)}"
             )
-        return loaded, f"{type(loaded.store).__name__}, as set in the SessionLayer"
+        return loaded, f"{type(loaded.store).__name__}, as set in the SessionLayer", None
     layer = SessionLayer(
         loaded,
         store=store,
@@ -328,7 +329,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         security=SessionSecurity.default(sign_only=True) if options.readable_state else None,
         auth=authentication,
     )
-    return layer, redacted(options.store or DEFAULT_STORE)
+    return layer, redacted(options.store or DEFAULT_STORE), external
 
 
 def _policy(options: argparse.Namespace) -> SessionPolicy:

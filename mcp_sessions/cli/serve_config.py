@@ -142,7 +142,7 @@ def layer_maker(
     authentication = authenticating(options)
 
     def make(path: str, server: ExternalServer) -> Assembly:
-        name = path.removesuffix(options.path)[1:]
+        name = _name_at(path, options)
         try:
             return Assembly(
                 server,
@@ -160,6 +160,10 @@ def layer_maker(
     return make
 
 
+def _name_at(path: str, options: argparse.Namespace) -> str:
+    return path.removesuffix(options.path)[1:]
+
+
 def guards_of(layer: Assembly, settings: EndpointSettings) -> Guards:
     return layer.endpoint(settings).guards
 
@@ -170,19 +174,17 @@ def served_of(
     store_name: str,
     security: SecuritySettings | None,
 ) -> list[CheckedEndpoint]:
-    layers = layers_of(options, make)
-    servers = servers_of(options.config, given_options(options))
     return [
         CheckedEndpoint(
             path,
             layer.store,
-            store_name.replace(SERVER, name),
+            store_name.replace(SERVER, _name_at(path, options)),
             layer.policy,
-            server,
+            _server_of(layer),
             layer.authenticates,
             partial(guards_of, layer, _settings(options, path, security)),
         )
-        for (name, server), (path, layer) in zip(servers.items(), layers.items(), strict=True)
+        for path, layer in layers_of(options, make).items()
     ]
 
 
@@ -192,7 +194,7 @@ def servers_by_path(options: argparse.Namespace) -> dict[str, ExternalServer]:
     Raises:
         ConfigurationError: A server cannot be served.
     """
-    servers = servers_of(options.config, given_options(options))
+    servers = servers_of(options.config, given_options(options), dict(options.env or ()))
     return {f"/{name}{options.path}": server for name, server in servers.items()}
 
 

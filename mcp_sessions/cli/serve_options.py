@@ -28,7 +28,7 @@ EXTERNAL_OPTIONS = (
 )
 """Options of a server that is a command or a URL, as `StdioServer` and `HTTPServer` call them."""
 
-COMMAND_OPTIONS = ("env", "cwd", "warm")
+COMMAND_OPTIONS = ("cwd", "warm")
 URL_OPTIONS = ("header",)
 
 
@@ -126,6 +126,7 @@ def _check(options: argparse.Namespace) -> None:
             "--stdio serves one server, --config serves several over HTTP: leave out one of them"
         )
     for names, fits, what in (
+        (("env",), bool(options.command or options.config), "-- COMMAND or --config"),
         (COMMAND_OPTIONS, bool(options.command), "-- COMMAND"),
         (URL_OPTIONS, bool(options.url), "a URL"),
         ((*EXTERNAL_OPTIONS, "lazy", "max_answer"), is_external, "-- COMMAND, a URL or --config"),
@@ -203,6 +204,7 @@ Serve an MCP server whose sessions survive a cut connection. The server is one o
     _add_start_and_stop(parser.group("start and stop"))
     _add_logs(parser.group("log"))
     _add_external(parser.group("-- COMMAND, a URL and --config"))
+    _add_environment(parser.group("-- COMMAND and --config"))
     _add_command(parser.group("-- COMMAND"))
     _add_url(parser.group("a URL"))
     return parser
@@ -345,14 +347,17 @@ def _add_external(group: types.Options) -> None:
     )
 
 
-def _add_command(group: types.Options) -> None:
-    group.add("--warm N", "processes started before they are needed (0)", types.count_or_none)
+def _add_environment(group: types.Options) -> None:
     group.add(
         "--env NAME[=VALUE]",
         "set a variable, or pass it on as it is here *",
         types.variable,
         action="append",
     )
+
+
+def _add_command(group: types.Options) -> None:
+    group.add("--warm N", "processes started before they are needed (0)", types.count_or_none)
     group.add("--cwd DIR", "directory of the command (this one)")
 
 

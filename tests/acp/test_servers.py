@@ -49,6 +49,16 @@ async def count() -> str:
 SessionLayer(mcp, store="sqlite:///counter.db").run("stdio")
 """
 
+VARIABLES = """
+import json, os
+from mcp.server import MCPServer
+server = MCPServer("variables")
+@server.tool()
+def variables() -> str:
+    return json.dumps(dict(os.environ))
+server.run("stdio")
+"""
+
 
 def make_server() -> MCPServer[Any]:
     """Counts in its session, and says with which headers it was asked."""
@@ -337,6 +347,27 @@ async def test_a_wrong_entry_costs_the_session_its_own_tools_only(
     async with conversation(ScriptedAgent(call), store, connect_timeout=5) as client:
         await client.load(session_id, servers=servers)
         assert (await ask(client, session_id, "web count")).startswith("2 in ")
+
+
+async def test_a_command_gets_what_says_how_to_reach_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An editor sends what its user configured, and the agent has the proxy."""
+    monkeypatch.setenv("NODE_EXTRA_CA_CERTS", "/etc/ssl/ca.pem")
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:s3cret@proxy:3128")
+    monkeypatch.setenv("NO_PROXY", "agents")
+    monkeypatch.setenv("GITHUB_TOKEN", "s3cret")
+    program = tmp_path / "variables.py"
+    program.write_text(VARIABLES)
+    env = [{"name": "NO_PROXY", "value": "editors"}]
+    entry = {"name": "child", "command": sys.executable, "args": [str(program)], "env": env}
+    async with conversation(ScriptedAgent(call)) as client:
+        session_id = await client.new(str(tmp_path), [entry])
+        found = json.loads(await ask(client, session_id, "child variables"))
+    assert found["NODE_EXTRA_CA_CERTS"] == "/etc/ssl/ca.pem"
+    assert found["NO_PROXY"] == "editors"
+    assert "s3cret" not in str(found) + caplog.text
+    assert "the MCP server 'child' does not get HTTPS_PROXY" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["http", "sse"])

@@ -16,6 +16,8 @@ import pytest
 
 from mcp_sessions.authentication import key_file
 from mcp_sessions.cli.config_file import servers_of
+from mcp_sessions.cli.serve_config import servers_by_path
+from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.stdio_server import StdioServer
@@ -311,6 +313,22 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, said: str) ->
     assert "\n" not in str(refused.value)
 
 
+def test_a_variable_is_passed_on_to_all_commands_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was refused, so each entry of a host's file had to be changed."""
+    monkeypatch.setenv("TOKEN", "here")
+    entries = {"a": ENTRY, "b": {**ENTRY, "env": {"A": "own"}}, "url": {"url": "https://host/mcp"}}
+    file = written(tmp_path, entries)
+    options = parsed(["--config", file, "--env", "TOKEN", "--env", "A=1"], {})
+    servers = servers_by_path(options)
+    for path, value in (("/a/mcp", "1"), ("/b/mcp", "own")):
+        server = servers[path]
+        assert isinstance(server, StdioServer)
+        assert (server.env["TOKEN"], server.env["A"]) == ("here", value)
+    assert servers.keys() == {"/a/mcp", "/b/mcp", "/url/mcp"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -319,7 +337,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, said: str) ->
             "--store: each server of the --config file needs its own store",
         ),
         (["--stdio"], "--stdio serves one server"),
-        (["--env", "A=1"], "--env is only for -- COMMAND"),
+        (["--cwd", "/"], "--cwd is only for -- COMMAND"),
         (["--header", "A: 1"], "--header is only for a URL"),
     ],
 )

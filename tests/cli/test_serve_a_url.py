@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from mcp_sessions.cli.arguments import expanded
+from mcp_sessions.cli.external import external_server
 from mcp_sessions.cli.main import main
+from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.errors import ConfigurationError
 from tests.support.children import CHILD
 from tests.support.serving import initialize, read_lines, serving
@@ -79,14 +81,13 @@ def test_a_header_that_is_none_is_one_line(
 
 
 @pytest.mark.parametrize("second", ["X", "x"])
-def test_a_header_that_is_given_twice_is_one_line(
-    second: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_header_that_is_given_twice_is_refused(second: str) -> None:
     """The first value was lost in silence."""
     headers = ["--header", "X: secret", "--header", f"{second}: secret"]
-    assert main(["serve", *headers, "https://host/mcp"]) == 2
-    error = capsys.readouterr().err
-    assert "is there twice: give it once" in error and "secret" not in error
+    options = parsed([*headers, "https://host/mcp"], {})
+    with pytest.raises(ConfigurationError, match="is there twice: give it once") as refused:
+        external_server(options)
+    assert "secret" not in str(refused.value)
 
 
 def test_variables_of_the_environment_are_put_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ which JSON-RPC asks for.
 """
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from mcp.server import MCPServer
@@ -117,8 +117,9 @@ def example(text: str, **changed: Any) -> Json:
 def holds(printed: Any, found: Any) -> bool:
     """Whether a message has all that is printed. A server may say more."""
     if isinstance(printed, dict):
+        members = cast("Json", printed)
         return isinstance(found, dict) and all(
-            name in found and holds(value, found[name]) for name, value in printed.items()
+            name in found and holds(value, found[name]) for name, value in members.items()
         )
     return bool(printed == found)
 
