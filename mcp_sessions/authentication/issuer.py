@@ -4,11 +4,13 @@ Rules, owned by ``tests/authentication/test_issuer.py``:
 
 1. The address of the keys is found by RFC 8414 or OpenID Connect Discovery. The document must name
    the issuer exactly.
-2. The keys are fetched when they are needed first, and each hour. For an unknown key they are
-   fetched again, at most once a minute. All requests share one fetch, which is bounded in time.
-3. If the issuer is away, its keys count for a day. Without keys the answer is that a token cannot
-   be verified for now.
-4. Only public keys for signatures are used, of kinds and sizes that are safe.
+2. The keys are fetched when they are needed first, each hour, and for an unknown key. All requests
+   share one fetch, which is bounded in time. There are :data:`AT_ONCE` fetches at once, and then
+   one in :data:`AGAIN` seconds.
+3. Only a fetch that began after a request came says that its key does not exist. Until then the
+   answer is that its token cannot be verified for now: the issuer may have a new key.
+4. If the issuer is away, its keys count for a day. Without keys no token can be verified for now.
+5. Only public keys for signatures are used, of kinds and sizes that are safe.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ FRESH: Final = 3_600.0
 KEPT: Final = 86_400.0
 """Seconds for which the keys count while the issuer is away."""
 
-_AGAIN: Final = 60.0
-"""Seconds between two fetches while there are keys."""
+AGAIN: Final = 5.0
+"""Seconds between two fetches, on average: whoever invents names of keys causes no more of them."""
 
-_RETRY: Final = 5.0
-"""Seconds between two fetches while there are none."""
+AT_ONCE: Final = 3
+"""Fetches after a time without any."""
 
 _MOST_KEYS: Final = 100
 
@@ -73,7 +75,10 @@ class Issuer:
         self._fetch = fetch
         self._entries: Mapping[str | None, Mapping[str, Any]] = {}
         self._made: dict[tuple[str | None, str], Any] = {}
-        self._fetched_at = self._asked_at = float("-inf")
+        self._fetched_at = float("-inf")
+        self._rested_at = float("-inf")
+        """When there may be :data:`AT_ONCE` fetches again."""
+
         self._asking: asyncio.Task[None] | None = None
         self._is_away = False
 
@@ -84,21 +89,24 @@ class Issuer:
             kid: Names the key. None: the only one.
 
         Raises:
-            CannotVerify: The issuer is away, and may have the key.
+            CannotVerify: The issuer may have the key, and cannot be asked now.
         """
+        self.look_again(self._clock())
+        if not self._has(kid) and self._asking is not None:
+            # It may have been answered before the issuer had the key.
+            await asyncio.shield(self._asking)
+        if self._has(kid):
+            return self._key_of(kid, algorithm)
         now = self._clock()
-        self.look_again(now)
-        if not self._has(kid):
-            if self._may_ask(now):
-                self._ask(now)
-            if self._asking is not None:
-                # The client that asked first may leave: the others still wait for it.
-                await asyncio.shield(self._asking)
-        if not self._has(kid):
-            if self._is_away or not self._entries:
-                raise CannotVerify(_RETRY)
-            return None
-        return self._key_of(kid, algorithm)
+        if not self._may_ask(now):
+            raise CannotVerify(max(1.0, self._rested_at - now - (AT_ONCE - 1) * AGAIN))
+        # The client that asked first may leave: the others still wait for it.
+        await asyncio.shield(self._ask(now))
+        if self._has(kid):
+            return self._key_of(kid, algorithm)
+        if self._is_away:
+            raise CannotVerify(AGAIN)
+        return None
 
     def look_again(self, now: float) -> None:
         """Fetch the keys again in the background, if they are old."""
@@ -114,11 +122,15 @@ class Issuer:
     def _may_ask(self, now: float) -> bool:
         if self._asking is not None and not self._asking.done():
             return False
-        return not 0 <= now - self._asked_at < (_AGAIN if self._entries else _RETRY)
+        if self._rested_at - now > AT_ONCE * AGAIN:
+            # The clock was set back.
+            self._rested_at = now
+        return self._rested_at - now <= (AT_ONCE - 1) * AGAIN
 
-    def _ask(self, now: float) -> None:
-        self._asked_at = now
+    def _ask(self, now: float) -> asyncio.Task[None]:
+        self._rested_at = max(self._rested_at, now) + AGAIN
         self._asking = asyncio.create_task(self._renew(), name="the keys of an issuer")
+        return self._asking
 
     async def fetched(self) -> Mapping[str | None, Mapping[str, Any]]:
         """Return its keys as they are now, by their ids.
@@ -143,6 +155,7 @@ class Issuer:
             if not self._is_away:
                 logger.error("the keys of an issuer cannot be fetched: %s", failed)
             self._is_away = True
+            self._rested_at = self._clock() + AT_ONCE * AGAIN
             return
         if self._is_away:
             logger.info("the keys of the issuer %s were fetched again", self.url)

@@ -1,12 +1,13 @@
 """The keys of an issuer: found, fetched with bounds, kept while it is away."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
 from mcp_sessions.authentication.credential import CannotVerify
-from mcp_sessions.authentication.issuer import KEPT
+from mcp_sessions.authentication.issuer import AGAIN, AT_ONCE, KEPT
 from tests.support.issuers import DOCUMENT, JWKS, URL, Json, Login, jwk
 from tests.support.virtual_time import VIRTUAL, Backend
 from tests.support.world import Clock
@@ -87,21 +88,71 @@ async def test_an_error_that_nobody_foresaw_is_no_reason_to_refuse_a_token(
     assert "the keys of an issuer cannot be fetched" in caplog.text
 
 
-async def test_an_unknown_key_is_asked_for_once_a_minute(login: Login) -> None:
-    """The issuer may have a new one. A client that invents names does not reach the issuer with
-    each.
+@pytest.mark.parametrize("invented", [1, 2, 10, 1_000])
+async def test_an_invented_key_refuses_no_token_of_a_new_key(login: Login, invented: int) -> None:
+    """A client that sends one invented name at a time kept the tokens of a rotated key out for up
+    to a minute. Now the issuer is asked again soon, and until then nobody knows.
     """
     assert await has(login)
     login.clock.now += 60
-    for number in range(1_000):
-        assert not await has(login, f"../../etc/passwd{number}")
-    assert login.fetches == 2
-    login.keys.append(jwk("RSA", "two", 1))
-    login.clock.now += 59
-    assert not await has(login, "two")
+    for number in range(invented):
+        with contextlib.suppress(CannotVerify):
+            assert not await has(login, f"invented{number}")
+    login.keys = [jwk("RSA", "two", 1)]
     login.clock.now += 1
+    if invented >= AT_ONCE:
+        with pytest.raises(CannotVerify) as unknown:
+            await has(login, "two")
+        assert unknown.value.retry_after == AGAIN - 1
+        login.clock.now += unknown.value.retry_after
     assert await has(login, "two")
-    assert login.fetches == 3
+
+
+async def test_invented_keys_cause_few_fetches(login: Login) -> None:
+    """A client that invents names does not reach the issuer with each."""
+    assert await has(login)
+    login.clock.now += 60
+    for second in range(60):
+        for number in range(100):
+            with contextlib.suppress(CannotVerify):
+                assert not await has(login, f"../../etc/passwd{second}.{number}")
+        login.clock.now += 1
+    assert login.fetches == 1 + AT_ONCE + 59 // AGAIN
+    assert await has(login)
+
+
+async def test_a_clock_that_is_set_back_keeps_no_new_key_out(login: Login) -> None:
+    assert await has(login)
+    login.clock.now -= 10_000
+    login.keys = [jwk("RSA", "two", 1)]
+    assert await has(login, "two")
+
+
+async def test_a_fetch_that_began_before_a_request_does_not_refuse_it(login: Login) -> None:
+    """It may have been answered before the issuer had the key."""
+    assert await has(login)
+    login.clock.now += 60
+    login.takes = 2
+    invented = asyncio.create_task(has(login, "invented"))
+    await asyncio.sleep(1)
+    joined = asyncio.create_task(has(login, "two"))
+    await asyncio.sleep(0)
+    assert not await invented
+    login.keys = [jwk("RSA", "two", 1)]
+    assert await joined
+
+
+async def test_a_fetch_that_fails_refuses_no_token_of_a_new_key(login: Login) -> None:
+    assert await has(login)
+    login.clock.now += 60
+    login.is_away = True
+    with pytest.raises(CannotVerify):
+        await has(login, "invented")
+    login.is_away, login.keys = False, [jwk("RSA", "two", 1)]
+    with pytest.raises(CannotVerify):
+        await has(login, "two")
+    login.clock.now += AGAIN
+    assert await has(login, "two")
 
 
 async def test_all_requests_share_one_fetch_and_it_outlives_the_first(login: Login) -> None:
