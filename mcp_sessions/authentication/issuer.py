@@ -39,7 +39,7 @@ KEPT: Final = 86_400.0
 AGAIN: Final = 5.0
 """Seconds between two fetches, on average: whoever invents names of keys causes no more of them."""
 
-AT_ONCE: Final = 3
+AT_ONCE: Final = 10
 """Fetches after a time without any."""
 
 _MOST_KEYS: Final = 100
@@ -80,6 +80,9 @@ class Issuer:
         """When there may be :data:`AT_ONCE` fetches again."""
 
         self._asking: asyncio.Task[None] | None = None
+        self._asked = 0
+        """Fetches that began."""
+
         self._is_away = False
 
     async def key(self, kid: str | None, algorithm: str) -> Any | None:
@@ -92,21 +95,22 @@ class Issuer:
             CannotVerify: The issuer may have the key, and cannot be asked now.
         """
         self.look_again(self._clock())
-        if not self._has(kid) and self._asking is not None:
-            # It may have been answered before the issuer had the key.
-            await asyncio.shield(self._asking)
-        if self._has(kid):
-            return self._key_of(kid, algorithm)
-        now = self._clock()
-        if not self._may_ask(now):
-            raise CannotVerify(max(1.0, self._rested_at - now - (AT_ONCE - 1) * AGAIN))
-        # The client that asked first may leave: the others still wait for it.
-        await asyncio.shield(self._ask(now))
-        if self._has(kid):
-            return self._key_of(kid, algorithm)
-        if self._is_away:
-            raise CannotVerify(AGAIN)
-        return None
+        before = self._asked
+        while not self._has(kid):
+            asking = self._asking
+            if asking is None or asking.done():
+                now = self._clock()
+                if not self._may_ask(now):
+                    raise CannotVerify(max(1.0, self._rested_at - now - (AT_ONCE - 1) * AGAIN))
+                asking = self._ask(now)
+            number = self._asked
+            # The client that asked first may leave: the others still wait for it.
+            await asyncio.shield(asking)
+            if number > before and not self._has(kid):
+                if self._is_away:
+                    raise CannotVerify(AGAIN)
+                return None
+        return self._key_of(kid, algorithm)
 
     def look_again(self, now: float) -> None:
         """Fetch the keys again in the background, if they are old."""
@@ -129,6 +133,7 @@ class Issuer:
 
     def _ask(self, now: float) -> asyncio.Task[None]:
         self._rested_at = max(self._rested_at, now) + AGAIN
+        self._asked += 1
         self._asking = asyncio.create_task(self._renew(), name="the keys of an issuer")
         return self._asking
 

@@ -6,7 +6,8 @@ Rules, owned by ``tests/authentication/test_tokens.py``:
 2. Its claims are checked by :mod:`mcp_sessions.authentication.claims`. It must have an end.
 3. A verified token is kept until it expires, by its hash, with a bound. It is forgotten when the
    keys of the issuer change.
-4. The log has no token. It says at most once a minute why tokens were refused.
+4. A token of an unknown key is refused again for a few seconds without asking the issuer.
+5. The log has no token. It says at most once a minute why tokens were refused.
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ from typing import Final
 
 from mcp_sessions.authentication.claims import RefusalLog, TokenRefused, audiences_of, credential_of
 from mcp_sessions.authentication.credential import Credential
-from mcp_sessions.authentication.issuer import ALGORITHMS, Issuer
+from mcp_sessions.authentication.issuer import AGAIN, ALGORITHMS, Issuer
 from mcp_sessions.core.recent import Recent
 
 REMEMBERED: Final = 10_000
 """Verified tokens that are kept, at most."""
 
+_UNKNOWN: Final = 100
+"""Tokens of unknown keys that are kept, at most."""
+
 _ALLOWED: Final = frozenset(each for some in ALGORITHMS.values() for each in some)
+
+
+class _UnknownKey(TokenRefused):
+    pass
 
 
 class Tokens:
@@ -39,6 +47,9 @@ class Tokens:
         self._audiences = audiences_of(audience)
         self._clock = clock
         self._known = Recent[bytes, tuple[int, Credential]](REMEMBERED)
+        self._unknown = Recent[bytes, float](_UNKNOWN)
+        """When tokens of unknown keys were refused."""
+
         self._log = RefusalLog()
 
     async def verify(self, token: str) -> Credential | None:
@@ -59,9 +70,13 @@ class Tokens:
                 self._known.move_to_end(name)
                 return known
             del self._known[name]
+        if 0 <= now - self._unknown.get(name, -AGAIN) < AGAIN:
+            return None
         try:
             credential = await self._verified(token)
         except TokenRefused as refused:
+            if isinstance(refused, _UnknownKey):
+                self._unknown.keep(name, self._clock())
             self._log.say(str(refused), now)
             return None
         self._known.keep(name, (self._issuer.generation, credential))
@@ -84,7 +99,7 @@ class Tokens:
             raise TokenRefused("it is no JWT; opaque tokens need introspection")
         key = await self._issuer.key(kid, algorithm)
         if key is None:
-            raise TokenRefused("the issuer publishes no such key as the one that signed it")
+            raise _UnknownKey("the issuer publishes no such key as the one that signed it")
         try:
             claims = jwt.decode(
                 token,

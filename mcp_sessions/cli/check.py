@@ -159,12 +159,7 @@ def _allowed(entries: Sequence[str] | None, known: Sequence[str], said: str) -> 
     """
     if entries is None:
         return "any"
-    # A name without a port is in the list a second time, with any port.
-    others = [
-        each
-        for each in entries
-        if each not in known and not (each.endswith(":*") and each[:-2] in entries)
-    ]
+    others = [each.removesuffix(":*") for each in entries if each not in known]
     return ", ".join([*others, *([said] if set(known) <= set(entries) else [])])
 
 

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions.core.nearness import is_loopback
-from mcp_sessions.serve.not_found import NotFound
+from mcp_sessions.serve.not_found import NotFound, other_end
 from mcp_sessions.server.upstream.sdk.authentication import Authentication, OnDenied
 from mcp_sessions.server.upstream.sdk.http_application import (
     http_shell,
@@ -34,13 +34,15 @@ from mcp_sessions_transports.origin import (
     Guards,
     OriginGuard,
     SecuritySettings,
-    readable_by_pages,
 )
+from mcp_sessions_transports.pages import PagesOfApplication, readable_by_pages
 from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.websocket.authorizer import HandshakeAuthorizer
 from mcp_sessions_transports.websocket.websocket_server import WebSocketBinding
 
 logger = logging.getLogger(__name__)
+
+_METADATA = "/.well-known/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,7 @@ class Endpoint:
             ModernHttp(served, guard, max_body),
             frozenset(version.encode() for version in HANDSHAKE_VERSIONS),
             guard,
+            self._pages_of(guard),
             principal_of,
             served.availability,
             arrivals,
@@ -144,11 +147,12 @@ class Endpoint:
             )
         shell = self._shell
         inner = Starlette(
-            routes=[*shell.routes, *self.metadata()],
+            routes=[*shell.routes, *_with_other_end(shell.routes), *self.metadata()],
             middleware=shell.middleware,
             lifespan=lambda _: lifespan(),
         )
-        inner.router.default = NotFound([self._path])
+        inner.router.redirect_slashes = False
+        inner.router.default = NotFound([self._path], inner.router.routes)
         for name, value in shell.state.items():
             setattr(inner.state, name, value)
         door = AtPath(inner, self._path)
@@ -178,10 +182,18 @@ class Endpoint:
         websocket = self._websocket(None)
         paths = (self._path, *self._other_paths())
         sockets = [WebSocketRoute(path, endpoint=websocket) for path in paths]
-        return [*shell.routes, *self.metadata(), *others, *sockets]
+        served = [*shell.routes, *_with_other_end(shell.routes)]
+        return [*served, *self.metadata(), *others, *sockets]
 
     def metadata(self) -> list[Route]:
-        return self._authentication.routes() if self._authentication is not None else []
+        routes = self._authentication.routes() if self._authentication is not None else []
+        return [*routes, *_with_other_end(routes)]
+
+    def _pages_of(self, guard: OriginGuard) -> PagesOfApplication | None:
+        is_decided = self._security is not None and self._security.allowed_origins
+        if guard.origins is None or is_decided:
+            return None
+        return PagesOfApplication(guard, self._application)
 
     def _other_paths(self) -> Sequence[str]:
         bare = self._path.rstrip("/")
@@ -197,6 +209,19 @@ class Endpoint:
         return WebSocketBinding(
             self._served,
             self.guards.websocket,
+            self._pages_of(self.guards.websocket),
             HandshakeAuthorizer(door, principal_of, self._application),
             self._credentials,
         )
+
+
+def _with_other_end(routes: Sequence[BaseRoute]) -> list[Route]:
+    """The metadata of these routes once more, with a slash at the end of its path. A router would
+    redirect it, to ``http`` behind a proxy that ends TLS.
+    """
+    made: list[Route] = []
+    for route in routes:
+        if isinstance(route, Route) and route.path.startswith(_METADATA):
+            made.append(Route(other_end(route.path), route.endpoint, methods=route.methods))
+            made[-1].app = route.app
+    return made

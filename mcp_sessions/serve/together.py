@@ -138,9 +138,10 @@ class Together:
         """
         checks = health_routes(health, self._checked) if health else []
         rest = Starlette(routes=checks, lifespan=lambda _: self._lifespan())
+        rest.router.redirect_slashes = False
         self._extra_routes = rest.router.routes
         self._extra_routes += [route for part in self._first for route in part.extra_routes]
-        rest.router.default = NotFound(self._paths)
+        rest.router.default = NotFound(self._paths, rest.router.routes)
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             path = str(scope.get("path", "")).rstrip("/")

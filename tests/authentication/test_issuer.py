@@ -88,7 +88,7 @@ async def test_an_error_that_nobody_foresaw_is_no_reason_to_refuse_a_token(
     assert "the keys of an issuer cannot be fetched" in caplog.text
 
 
-@pytest.mark.parametrize("invented", [1, 2, 10, 1_000])
+@pytest.mark.parametrize("invented", [1, 9, 10, 1_000])
 async def test_an_invented_key_refuses_no_token_of_a_new_key(login: Login, invented: int) -> None:
     """A client that sends one invented name at a time kept the tokens of a rotated key out for up
     to a minute. Now the issuer is asked again soon, and until then nobody knows.

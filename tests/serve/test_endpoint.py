@@ -144,7 +144,7 @@ async def test_an_allowed_page_reads_the_answer_and_its_headers(way: str) -> Non
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("origin", ["https://evil.example", "http://localhost", "null"])
+@pytest.mark.parametrize("origin", ["https://evil.example", "https://localhost", "null"])
 async def test_any_other_page_is_refused(way: str, origin: str) -> None:
     """Neither a preflight nor a request names it as allowed."""
     async with calling(way, security=SETTINGS) as carrier:

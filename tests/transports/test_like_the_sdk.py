@@ -244,6 +244,10 @@ DIFFERENCES: dict[str, str] = {
     **dict.fromkeys(
         ("length too large", "body too large"), "the SDK does not say how large a body may be"
     ),
+    **dict.fromkeys(
+        ("host without a port", "origin without a port"),
+        "the SDK compares names as text, and takes no port for another one",
+    ),
     "handshake without params": "D1: the SDK names a session though it opened none",
 }
 

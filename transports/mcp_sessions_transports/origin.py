@@ -1,30 +1,33 @@
 """Host and Origin: a page in a browser must not reach a server on its user's machine.
 
-The rules and the settings object are the SDK's (``TransportSecuritySettings``); a verdict
-is remembered, since a server sees the same few values again and again.
+The settings object is the SDK's (``TransportSecuritySettings``). A verdict is remembered, since a
+server sees the same few values again and again.
+
+Rules, owned by ``tests/transports/test_origin.py``:
+
+1. Names are compared without regard to case, to a dot at their end, and to how an IPv6 address is
+   written.
+2. No port is the default port of the scheme. A Host has no scheme: 80 and 443 are both its default.
+3. An entry with ``:*`` allows each port, and none. A page of another machine cannot call a server
+   by its loopback name, whatever port it says.
+4. A page that the application's own CORS allows is allowed, unless the operator named pages.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from typing import Final, NamedTuple, Protocol
 
 from mcp_sessions.core.nearness import is_local_name
+from mcp_sessions.core.recent import Recent
 
 logger = logging.getLogger(__name__)
 
 _REMEMBERED = 256
-
-_METHODS = ("GET", "POST", "DELETE")
-
-_EXPOSED = ("Mcp-Session-Id", "Mcp-Protocol-Version", "WWW-Authenticate", "Retry-After")
-"""Response headers that a client in a page reads."""
 
 
 class SecuritySettings(Protocol):
@@ -58,8 +61,11 @@ class OriginGuard:
         self.origins = None if settings is None else settings.allowed_origins
         """As ``hosts``."""
 
-        self.verdicts = _Verdicts(self.hosts, self.origins)
+        self.verdicts = _Verdicts(Names(self.hosts), Names(self.origins))
         """(Host, Origin) → what is answered to a request with these."""
+
+    def allows_page(self, origin: bytes) -> bool:
+        return Names(self.origins).have(origin.decode("latin-1"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,69 +81,96 @@ class Guards:
 class _Verdicts(dict[tuple[bytes | None, bytes | None], Verdict]):
     """Decides about each pair when it comes, and remembers the first ones."""
 
-    def __init__(self, hosts: Sequence[str] | None, origins: Sequence[str] | None) -> None:
+    def __init__(self, hosts: Names, origins: Names) -> None:
         super().__init__()
         self._hosts, self._origins = hosts, origins
+        self.pages = Recent[bytes, None](_REMEMBERED)
+        """Origins that the application around the endpoint allows."""
 
     def __missing__(self, seen: tuple[bytes | None, bytes | None]) -> Verdict:
-        verdict = _verdict_of_host(self._hosts, seen[0])
-        verdict = verdict or _verdict_of_origin(self._origins, seen[1])
+        host, origin = (text.decode("latin-1") if text else "" for text in seen)
+        verdict: Verdict = None
+        if not self._hosts.have(host):
+            logger.warning(
+                "refused a request (421): its Host %s is not an allowed host. Allow the name with "
+                "serve --allowed-host NAME, or allowed_hosts of "
+                "security=TransportSecuritySettings(...)",
+                _loggable(host),
+            )
+            verdict = 421, "Invalid Host header"
+        elif origin and seen[1] not in self.pages and not self._origins.have(origin):
+            logger.warning(
+                "refused a request (403): its Origin %s is not an allowed origin. Allow the page "
+                "with serve --allowed-origin URL, or allowed_origins of "
+                "security=TransportSecuritySettings(...)",
+                _loggable(origin),
+            )
+            verdict = 403, "Invalid Origin header"
         if len(self) < _REMEMBERED:
             self[seen] = verdict
         return verdict
 
 
-def _verdict_of_host(allowed: Sequence[str] | None, host: bytes | None) -> Verdict:
-    if allowed is not None and not (host and _matches(host.decode("latin-1"), allowed)):
-        logger.warning(
-            "refused a request (421): its Host is not an allowed host. Allow the name with "
-            "serve --allowed-host NAME, or allowed_hosts of "
-            "security=TransportSecuritySettings(...)"
-        )
-        return 421, "Invalid Host header"
-    return None
+_LONGEST_NAME: Final = 255
+"""Characters of a host's name in DNS."""
+
+_NAME: Final = re.compile(
+    r"(?:(?P<scheme>[a-z][a-z0-9+.-]*)://)?"
+    r"(?P<host>\[[0-9a-f:.%]+\]|[a-z0-9_.-]+)(?::(?P<port>[0-9]{0,5}|\*))?",
+    re.ASCII,
+)
+_DEFAULTS: Final = {None: ("80", "443"), "http": ("80",), "https": ("443",)}
+"""Scheme → the ports that need not be written."""
 
 
-def _verdict_of_origin(allowed: Sequence[str] | None, origin: bytes | None) -> Verdict:
-    if allowed is not None and origin and not _matches(origin.decode("latin-1"), allowed):
-        logger.warning(
-            "refused a request (403): its Origin is not an allowed origin. Allow the page "
-            "with serve --allowed-origin URL, or allowed_origins of "
-            "security=TransportSecuritySettings(...)"
-        )
-        return 403, "Invalid Origin header"
-    return None
+class _Name(NamedTuple):
+    """A host, or the origin of a page."""
+
+    scheme: str | None
+    host: str
+    port: str
+    """``*``: each. Empty: the default one."""
 
 
-def _matches(value: str, allowed: Sequence[str]) -> bool:
-    return any(
-        value == entry or (entry.endswith(":*") and value.startswith(entry[:-1]))
-        for entry in allowed
-    )
+def _name_of(text: str) -> _Name | None:
+    """Return the parts of a Host or an Origin. None: it is neither."""
+    found = _NAME.fullmatch(text.lower()) if len(text) <= _LONGEST_NAME else None
+    if found is None:
+        return None
+    scheme, host, port = found["scheme"], found["host"].removesuffix("."), found["port"] or ""
+    if host.startswith("["):
+        try:
+            host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
+        except ValueError:
+            return None
+    port = port.lstrip("0")
+    return _Name(scheme, host, "" if port in _DEFAULTS.get(scheme, ()) else port)
 
 
-def readable_by_pages(app: ASGIApp, settings: SecuritySettings | None) -> ASGIApp:
-    """The application with the answers of CORS, for the pages that :class:`OriginGuard` allows.
+def _loggable(text: str) -> str:
+    """Return a name for the log, as it was sent: it cannot look like another line."""
+    return text if _name_of(text) is not None else "(malformed)"
 
-    A request without ``Origin`` passes through unchanged. A page may send any request header:
-    2026-07-28 lets a tool name headers of its own. Cookies are not asked for.
 
-    Args:
-        app: Serves the endpoint, with its authentication. A preflight has no credential, so it
-            is answered before that.
-        settings: The operator's own. None, or no allowed origin: ``app`` itself.
-    """
-    origins = settings.allowed_origins if settings is not None else []
-    if not origins:
-        return app
-    any_port = [re.escape(entry[:-1]) + r"\d+" for entry in origins if entry.endswith(":*")]
-    return CORSMiddleware(
-        app,
-        allow_origins=[entry for entry in origins if not entry.endswith(":*")],
-        allow_origin_regex="|".join(any_port) or None,
-        allow_methods=_METHODS,
-        allow_headers=["*"],
-        expose_headers=_EXPOSED,
-        # The operator named the page: it may also call a server on a private network.
-        allow_private_network=True,
-    )
+class Names:
+    """The hosts or origins of a list. None: all."""
+
+    def __init__(self, entries: Iterable[str] | None) -> None:
+        self._has_all = entries is None
+        self._texts = frozenset(each.lower() for each in entries or ())
+        names = (_name_of(_bracketed(each).removesuffix("/")) for each in self._texts)
+        self._names = frozenset(name for name in names if name is not None)
+
+    def have(self, text: str) -> bool:
+        if self._has_all:
+            return True
+        name = _name_of(text)
+        if name is None:
+            # Such as "null", the origin of a page without one.
+            return bool(text) and "*" not in text and text.lower() in self._texts
+        return name.port != "*" and not self._names.isdisjoint((name, name._replace(port="*")))
+
+
+def _bracketed(entry: str) -> str:
+    """Return an entry with the brackets that an IPv6 address has in a header."""
+    return f"[{entry}]" if entry.count(":") > 1 and "/" not in entry and "[" not in entry else entry

@@ -34,6 +34,7 @@ from mcp_sessions_transports.http.io import (
 )
 from mcp_sessions_transports.http.modern import ModernHttp
 from mcp_sessions_transports.origin import Guards, OriginGuard
+from mcp_sessions_transports.pages import AROUND, ASKED, PagesOfApplication
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +45,6 @@ _SPACE = (b" ", b"\t")
 _ARRIVED = "mcp_sessions.arrived"
 """In the scope of a request that came before what stands before the endpoint: see
 :meth:`Arrivals.enter`."""
-
-ASKED = "mcp_sessions.asked"
-"""The key in the scope of a GET that stands for the handshake of a WebSocket: what takes its
-answer. The endpoint calls it, and serves nothing."""
 
 RETRY_AFTER_STORE = 1.0
 """Seconds after which a client should ask again when the store was away."""
@@ -112,6 +109,8 @@ class MountedApp:
             if kind == "websocket":
                 await self._websocket(scope, receive, send)
                 return
+            if "app" in scope:
+                scope[AROUND] = scope["app"]
             # As Starlette does: handlers may ask for ``request.app`` and ``request.url_for``.
             scope["app"], scope["router"] = self._inner, self._inner.router
             await self._endpoint(scope, receive, send)
@@ -147,6 +146,8 @@ class StreamableHttp:
     Args:
         modern: Serves every request whose version is not of the handshake era.
         handshake_versions: Those that are, as in a header.
+        pages: Learns which pages the application around it allows. None: nothing but the guard
+            decides.
         principal_of: Returns the sender of a request, from the values that authentication left in
             the scope.
     """
@@ -155,6 +156,7 @@ class StreamableHttp:
     _modern: ModernHttp
     _handshake_versions: frozenset[bytes]
     _guard: OriginGuard
+    _pages: PagesOfApplication | None
     _principal_of: Callable[[Scope], Principal]
     _availability: Availability
     _arrivals: Arrivals
@@ -206,9 +208,11 @@ class StreamableHttp:
         if arrived is None and (is_modern or scope["method"] != "POST"):
             await self._refuse(send)
             return
-        refused = None
+        refused, origin = None, headers.get(b"origin")
+        if origin and self._pages is not None:
+            await self._pages.learn(scope, headers.get(b"host"), origin)
         if not is_modern:
-            refused = self._guard.verdicts[headers.get(b"host"), headers.get(b"origin")]
+            refused = self._guard.verdicts[headers.get(b"host"), origin]
         if refused is not None:
             status, text = refused
             await send_text(send, status, text)

@@ -19,28 +19,13 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions.principal import Principal
-from mcp_sessions_transports.http.endpoint import ASKED
-from mcp_sessions_transports.websocket.outermost import outermost
+from mcp_sessions_transports.outermost import outermost
+from mcp_sessions_transports.pages import ASKED, as_http
 
 logger = logging.getLogger(__name__)
 
 _ANSWER = 30.0
 """Seconds within which an application has to say who may come in."""
-
-_OF_THE_SERVER = (
-    "asgi",
-    "http_version",
-    "path",
-    "raw_path",
-    "query_string",
-    "headers",
-    "client",
-    "server",
-)
-"""Keys that a server adds to a scope.
-
-Every other key comes from the way of the handshake, and is set again on the way of the GET.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +80,7 @@ class HandshakeAuthorizer:
 
     async def _authorize(self, app: ASGIApp, scope: Scope) -> Authorized | Denied:
         asked = _Asked(self._principal_of)
-        schemes = {"ws": "http", "wss": "https"}
-        get: Scope = {
-            **{key: scope[key] for key in _OF_THE_SERVER if key in scope},
-            "type": "http",
-            "method": "GET",
-            "scheme": schemes.get(scope.get("scheme", "ws"), "http"),
-            # A mount appends its own path to it, in the scope that it was given.
-            "root_path": scope.get("app_root_path", scope.get("root_path", "")),
-            "extensions": {},
-            ASKED: asked.here,
-        }
-        if "state" in scope:
-            get["state"] = dict(scope["state"])
+        get: Scope = {**as_http(scope, "GET"), ASKED: asked.here}
         try:
             async with asyncio.timeout(_ANSWER):
                 await app(get, asked.receive, asked.send)

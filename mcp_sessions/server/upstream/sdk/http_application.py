@@ -56,7 +56,7 @@ def allowing(hosts: Sequence[str], origins: Sequence[str]) -> TransportSecurityS
     for host in hosts:
         # The colons of an IPv6 address are in brackets.
         has_port = ":" in host.rpartition("]")[2]
-        allowed += [host] if has_port else [host, f"{host}:*"]
+        allowed.append(host if has_port else f"{host}:*")
     return TransportSecuritySettings(
         enable_dns_rebinding_protection=True,
         allowed_hosts=allowed,

@@ -21,6 +21,8 @@ from mcp.server.auth.settings import (
     RevocationOptions,
 )
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.exceptions import InvalidStatus
@@ -150,6 +152,48 @@ async def test_the_metadata_needs_no_token() -> None:
         assert value["authorization_servers"] == ["https://issuer.example/"]
         assert value["scopes_supported"] == ["use"]
         assert value["bearer_methods_supported"] == ["header"]
+
+
+def own() -> MCPServer[Any]:
+    """A server with authentication of its own, and a page of its own."""
+    server = MCPServer[Any]("own", auth=auth_settings(), token_verifier=verifier())
+
+    @server.custom_route("/page", methods=["GET"])
+    async def page(request: Request) -> Response:
+        return PlainTextResponse(request.query_params.get("x", ""))
+
+    assert page is not None
+    return server
+
+
+@pytest.mark.parametrize("is_mounted", [False, True])
+@pytest.mark.parametrize("has_own", [False, True])
+async def test_the_metadata_with_a_slash_behind_it_is_no_redirect(
+    is_mounted: bool, has_own: bool
+) -> None:
+    """A proxy that ends TLS may not say so. The client was then sent to ``http``."""
+    options: dict[str, Any] = {"auth": auth_settings(), "token_verifier": verifier()}
+    layer = SessionLayer(own()) if has_own else SessionLayer(child(), **options)
+    app = Starlette(routes=layer.routes()) if is_mounted else layer.asgi_app()
+    async with layer.lifespan(), in_process(app) as carrier:
+        path = "/.well-known/oauth-protected-resource/mcp"
+        bare, other = await ask(carrier, "GET", path), await ask(carrier, "GET", f"{path}/")
+        assert (other.status, bytes(other.body)) == (bare.status, bytes(bare.body))
+        assert bare.status == 200
+
+
+@pytest.mark.parametrize("root", ["", "/api"])
+async def test_a_redirect_stays_at_the_scheme_and_the_host_of_the_client(root: str) -> None:
+    layer = SessionLayer(own())
+    app: ASGIApp = layer.asgi_app()
+    if root:
+        app = Starlette(routes=[Mount(root, app=app)])
+    async with layer.lifespan(), listening(app) as port:
+        carrier = SocketCarrier("127.0.0.1", port)
+        found = await ask(carrier, "GET", f"{root}/page/?x=1&y=%2F")
+        assert (found.status, header(found, "location")) == (307, f"{root}/page?x=1&y=%2F")
+        for nowhere in ("/none/", "//page", "/mcp/more"):
+            assert (await ask(carrier, "GET", root + nowhere)).status == 404
 
 
 @pytest.mark.parametrize("token", [None, "alice", "wrong"])

@@ -1,7 +1,7 @@
 """Find the application that the HTTP server called for a connection: the outermost one.
 
 A WebSocket must pass the layers before the endpoint for HTTP (WSS18), and most middleware does not
-check WebSockets. Only the outermost application has all these layers, and ASGI does not say which
+check WebSockets. A page may come in if CORS before the endpoint allows it. Only the outermost application has all these layers, and ASGI does not say which
 one it is: ``scope["app"]`` is the innermost Starlette, and no wrapper is in it. So this module
 searches the applications that are being called now, in the call stack of this very connection.
 
@@ -31,6 +31,22 @@ _ALLOW_ALL = (
 """Servers, and this project. Wrappers that these add to an application refuse no request."""
 
 
+OF_THE_SERVER = (
+    "asgi",
+    "http_version",
+    "path",
+    "raw_path",
+    "query_string",
+    "headers",
+    "client",
+    "server",
+)
+"""Keys that a server adds to a scope.
+
+Every other key comes from the way of a request, and is set again on the way of one that follows it.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Outermost:
     app: ASGIApp | None
@@ -48,16 +64,25 @@ def outermost() -> Outermost | None:
     there is none but ours.
     """
     found: Outermost | None = None
-    for frame, scope in _serving():
-        module = str(frame.f_globals.get("__name__"))
-        if not f"{module}.".startswith(tuple(f"{name}." for name in _ALLOW_ALL)):
-            described = f"{module}.{frame.f_code.co_qualname}"
-            found = Outermost(_called(frame), scope, described)
+    for found in around("websocket"):
+        pass
     return found
 
 
-def _serving() -> Iterator[tuple[FrameType, Scope]]:
-    """The calls that were given this connection's scope, inside out. An ``await`` is a call as any.
+def around(kind: str) -> Iterator[Outermost]:
+    """The applications that are serving the request of the caller, inside out, without ours.
+
+    Args:
+        kind: Of its scope.
+    """
+    for frame, scope in _serving(kind):
+        module = str(frame.f_globals.get("__name__"))
+        if not f"{module}.".startswith(tuple(f"{name}." for name in _ALLOW_ALL)):
+            yield Outermost(_called(frame), scope, f"{module}.{frame.f_code.co_qualname}")
+
+
+def _serving(kind: str) -> Iterator[tuple[FrameType, Scope]]:
+    """The calls that were given this request's scope, inside out. An ``await`` is a call as any.
     A server makes the scope, and gets none.
     """
     frame = inspect.currentframe()
@@ -66,17 +91,17 @@ def _serving() -> Iterator[tuple[FrameType, Scope]]:
         values = [given.locals.get(name) for name in given.args]
         if given.varargs is not None:
             values.extend(given.locals.get(given.varargs, ()))
-        scope = next(filter(None, map(_scope, values)), None)
+        scope = next(filter(None, (_scope(value, kind) for value in values)), None)
         if scope is not None:
             yield frame, scope
         frame = frame.f_back
 
 
-def _scope(value: object) -> Scope | None:
+def _scope(value: object, kind: str) -> Scope | None:
     if not isinstance(value, dict):
         return None
     members = cast("Scope", value)
-    return members if members.get("type") == "websocket" and "path" in members else None
+    return members if members.get("type") == kind and "path" in members else None
 
 
 def _called(frame: FrameType) -> ASGIApp | None:
@@ -86,9 +111,18 @@ def _called(frame: FrameType) -> ASGIApp | None:
     if code.co_argcount:
         owner: Any = frame.f_locals.get(code.co_varnames[0])
         if getattr(type(owner).__call__, "__code__", None) is code:
-            return cast("ASGIApp", owner)
+            return _application(owner)
         candidates.append(getattr(owner, code.co_name, None))
     for candidate in candidates:
         if getattr(candidate, "__code__", None) is code:
-            return cast("ASGIApp", candidate)
+            return _application(candidate)
     return None
+
+
+def _application(called: Any) -> ASGIApp | None:
+    """Return what takes the arguments of an application. A part of a server takes others."""
+    try:
+        inspect.signature(called).bind(None, None, None)
+    except (TypeError, ValueError):
+        return None
+    return cast("ASGIApp", called)

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.exceptions import InvalidStatus
 
 from mcp_sessions import SessionLayer
-from mcp_sessions_transports.websocket.outermost import Outermost, outermost
+from mcp_sessions_transports.outermost import Outermost, outermost
 from tests.support.duplex import listening, websocket
 from tests.support.raw import RawClient, SocketCarrier
 from tests.support.world import Ctx, Toolbox
