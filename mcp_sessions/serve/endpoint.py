@@ -35,7 +35,7 @@ from mcp_sessions_transports.origin import (
     OriginGuard,
     SecuritySettings,
 )
-from mcp_sessions_transports.pages import PagesOfApplication, readable_by_pages
+from mcp_sessions_transports.pages import pages_of_application, readable_by_pages
 from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.websocket.authorizer import HandshakeAuthorizer
 from mcp_sessions_transports.websocket.websocket_server import WebSocketBinding
@@ -107,9 +107,12 @@ class Endpoint:
         self._credentials = CredentialWatch(recheck, interval, clock)
         # FastMCP decides for HTTP. It has no WebSocket, which a page of any origin could open.
         is_fastmcps = upstream.kind == "fastmcp" and settings.security is None
-        guard = OriginGuard(None if is_fastmcps else security)
+        # The pages that an operator names are all there are.
+        is_named = settings.security is not None and settings.security.allowed_origins
+        pages = None if is_named else pages_of_application(settings.application)
+        guard = OriginGuard(None if is_fastmcps else security, pages)
         is_guarded = self._shell.is_guarded or not is_fastmcps
-        of_websockets = guard if is_guarded else OriginGuard(security, any_host=True)
+        of_websockets = guard if is_guarded else OriginGuard(security, pages, any_host=True)
         self.guards = Guards(guard, of_websockets, self._shell.is_guarded)
         is_public = guard.is_by_name or not is_loopback(host)
         self._is_open = is_public and not (upstream.authenticates or authentication)
@@ -119,7 +122,6 @@ class Endpoint:
             ModernHttp(served, guard, max_body),
             frozenset(version.encode() for version in HANDSHAKE_VERSIONS),
             guard,
-            self._pages_of(guard),
             principal_of,
             served.availability,
             arrivals,
@@ -189,12 +191,6 @@ class Endpoint:
         routes = self._authentication.routes() if self._authentication is not None else []
         return [*routes, *_with_other_end(routes)]
 
-    def _pages_of(self, guard: OriginGuard) -> PagesOfApplication | None:
-        is_decided = self._security is not None and self._security.allowed_origins
-        if guard.origins is None or is_decided:
-            return None
-        return PagesOfApplication(guard, self._application)
-
     def _other_paths(self) -> Sequence[str]:
         bare = self._path.rstrip("/")
         return [path for path in (bare, f"{bare}/") if path and path != self._path]
@@ -209,7 +205,6 @@ class Endpoint:
         return WebSocketBinding(
             self._served,
             self.guards.websocket,
-            self._pages_of(self.guards.websocket),
             HandshakeAuthorizer(door, principal_of, self._application),
             self._credentials,
         )
@@ -220,8 +215,9 @@ def _with_other_end(routes: Sequence[BaseRoute]) -> list[Route]:
     redirect it, to ``http`` behind a proxy that ends TLS.
     """
     made: list[Route] = []
-    for route in routes:
-        if isinstance(route, Route) and route.path.startswith(_METADATA):
-            made.append(Route(other_end(route.path), route.endpoint, methods=route.methods))
-            made[-1].app = route.app
+    for each in routes:
+        if isinstance(each, Route) and each.path.startswith(_METADATA):
+            route = Route(other_end(each.path), each.endpoint, methods=each.methods)
+            route.app = each.app
+            made.append(route)
     return made

@@ -218,7 +218,10 @@ def host_is_said(line: str, host: str) -> bool:
     """Whether the line of the hosts says that this one is accepted."""
     entries = line.split(", ")
     is_local = LOOPBACK in entries and host.startswith("localhost:")
-    return line == "any" or is_local or host in entries or host.partition(":")[0] in entries
+    # No port is port 80.
+    is_default = f"{host}:80" in entries
+    named = host in entries or host.partition(":")[0] in entries
+    return line == "any" or is_local or named or is_default
 
 
 def origin_is_said(line: str, origin: str, is_websocket: bool) -> bool:

@@ -18,9 +18,11 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
+
+from starlette.types import Scope
 
 from mcp_sessions.core.nearness import is_local_name
 from mcp_sessions.core.recent import Recent
@@ -39,16 +41,27 @@ class SecuritySettings(Protocol):
 Verdict = tuple[int, str] | None
 """The status and the text that refuse a request. None: it is allowed."""
 
+AllowsPage = Callable[[Scope, bytes | None, bytes], Awaitable[bool]]
+"""Takes the scope of a request, its Host and its Origin."""
+
 
 class OriginGuard:
     """Decides by Host and Origin whether a request is allowed.
 
     Args:
         settings: None: everything may.
+        pages: Says whether something else than the settings allows a page. None: nothing does.
         any_host: Check ``Origin`` only.
     """
 
-    def __init__(self, settings: SecuritySettings | None, *, any_host: bool = False) -> None:
+    def __init__(
+        self,
+        settings: SecuritySettings | None,
+        pages: AllowsPage | None = None,
+        *,
+        any_host: bool = False,
+    ) -> None:
+        self._pages = pages
         allowed = settings.allowed_hosts if settings is not None else ()
         self.is_by_name = not all(is_local_name(host) for host in allowed)
         """Whether clients may call this server by a name that is not this machine's own."""
@@ -61,11 +74,18 @@ class OriginGuard:
         self.origins = None if settings is None else settings.allowed_origins
         """As ``hosts``."""
 
-        self.verdicts = _Verdicts(Names(self.hosts), Names(self.origins))
+        self.verdicts = _Verdicts(AllowedNames(self.hosts), AllowedNames(self.origins))
         """(Host, Origin) → what is answered to a request with these."""
 
-    def allows_page(self, origin: bytes) -> bool:
-        return Names(self.origins).have(origin.decode("latin-1"))
+    async def learn(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        """Ask about the page of a request that would be refused."""
+        host, origin = headers.get(b"host"), headers[b"origin"]
+        if self._pages is None or (host, origin) in self.verdicts:
+            return
+        if not self.verdicts.origins.have(origin.decode("latin-1")) and await self._pages(
+            scope, host, origin
+        ):
+            self.verdicts.pages.keep(origin, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,34 +101,38 @@ class Guards:
 class _Verdicts(dict[tuple[bytes | None, bytes | None], Verdict]):
     """Decides about each pair when it comes, and remembers the first ones."""
 
-    def __init__(self, hosts: Names, origins: Names) -> None:
+    def __init__(self, hosts: AllowedNames, origins: AllowedNames) -> None:
         super().__init__()
-        self._hosts, self._origins = hosts, origins
+        self._hosts, self.origins = hosts, origins
         self.pages = Recent[bytes, None](_REMEMBERED)
         """Origins that the application around the endpoint allows."""
 
     def __missing__(self, seen: tuple[bytes | None, bytes | None]) -> Verdict:
-        host, origin = (text.decode("latin-1") if text else "" for text in seen)
-        verdict: Verdict = None
-        if not self._hosts.have(host):
+        verdict = self._decided(*seen)
+        if len(self) < _REMEMBERED:
+            self[seen] = verdict
+        return verdict
+
+    def _decided(self, host: bytes | None, origin: bytes | None) -> Verdict:
+        name = (host or b"").decode("latin-1")
+        if not self._hosts.have(name):
             logger.warning(
                 "refused a request (421): its Host %s is not an allowed host. Allow the name with "
                 "serve --allowed-host NAME, or allowed_hosts of "
                 "security=TransportSecuritySettings(...)",
-                _loggable(host),
+                _loggable(name),
             )
-            verdict = 421, "Invalid Host header"
-        elif origin and seen[1] not in self.pages and not self._origins.have(origin):
+            return 421, "Invalid Host header"
+        name = (origin or b"").decode("latin-1")
+        if name and origin not in self.pages and not self.origins.have(name):
             logger.warning(
                 "refused a request (403): its Origin %s is not an allowed origin. Allow the page "
                 "with serve --allowed-origin URL, or allowed_origins of "
                 "security=TransportSecuritySettings(...)",
-                _loggable(origin),
+                _loggable(name),
             )
-            verdict = 403, "Invalid Origin header"
-        if len(self) < _REMEMBERED:
-            self[seen] = verdict
-        return verdict
+            return 403, "Invalid Origin header"
+        return None
 
 
 _LONGEST_NAME: Final = 255
@@ -152,7 +176,7 @@ def _loggable(text: str) -> str:
     return text if _name_of(text) is not None else "(malformed)"
 
 
-class Names:
+class AllowedNames:
     """The hosts or origins of a list. None: all."""
 
     def __init__(self, entries: Iterable[str] | None) -> None:

@@ -1,9 +1,10 @@
 """Find the application that the HTTP server called for a connection: the outermost one.
 
 A WebSocket must pass the layers before the endpoint for HTTP (WSS18), and most middleware does not
-check WebSockets. A page may come in if CORS before the endpoint allows it. Only the outermost application has all these layers, and ASGI does not say which
-one it is: ``scope["app"]`` is the innermost Starlette, and no wrapper is in it. So this module
-searches the applications that are being called now, in the call stack of this very connection.
+check WebSockets. A page may come in if CORS before the endpoint allows it. Only the outermost
+application has all these layers, and ASGI does not say which one it is: ``scope["app"]`` is the
+innermost Starlette, and no wrapper is in it. So this module searches the applications that are
+being called now, in the call stack of this very request.
 
 Some applications cannot be called a second time that way (a nested function). This module does not
 guess: an application that is not the outermost one admits no WebSocket.
@@ -63,10 +64,7 @@ def outermost() -> Outermost | None:
     """The outermost application that is serving the WebSocket connection of the caller; None:
     there is none but ours.
     """
-    found: Outermost | None = None
-    for found in around("websocket"):
-        pass
-    return found
+    return next(reversed([*around("websocket")]), None)
 
 
 def around(kind: str) -> Iterator[Outermost]:

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Scope, Send
 
-from mcp_sessions_transports.origin import Names, OriginGuard, SecuritySettings
+from mcp_sessions_transports.origin import AllowedNames, AllowsPage, SecuritySettings
 from mcp_sessions_transports.outermost import OF_THE_SERVER, around
 
 ASKED = "mcp_sessions.asked"
@@ -38,7 +37,7 @@ _ANSWER = 10.0
 
 
 class _Readable(CORSMiddleware):
-    def __init__(self, app: ASGIApp, origins: Names) -> None:
+    def __init__(self, app: ASGIApp, origins: AllowedNames) -> None:
         super().__init__(
             app,
             allow_methods=_METHODS,
@@ -65,41 +64,34 @@ def readable_by_pages(app: ASGIApp, settings: SecuritySettings | None) -> ASGIAp
         settings: The operator's own. None, or no allowed origin: ``app`` itself.
     """
     origins = settings.allowed_origins if settings is not None else []
-    return _Readable(app, Names(origins)) if origins else app
+    return _Readable(app, AllowedNames(origins)) if origins else app
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class PagesOfApplication:
-    """Asks the application around an endpoint which pages it allows.
+def pages_of_application(application: Callable[[], ASGIApp] | None) -> AllowsPage:
+    """Return what asks the application around an endpoint whether it allows a page.
 
     Args:
-        guard: Learns of them.
         application: Answers with the outermost application; None: it is found.
     """
 
-    _guard: OriginGuard
-    _application: Callable[[], ASGIApp] | None
-
-    async def learn(self, scope: Scope, host: bytes | None, origin: bytes) -> None:
-        """Ask about the page of a request that would be refused."""
-        guard = self._guard
-        if (host, origin) in guard.verdicts or guard.allows_page(origin):
-            return
-        for app, seen in self._applications(scope):
-            if await _allows(app, seen, host, origin):
-                guard.verdicts.pages.keep(origin, None)
-                return
-
-    def _applications(self, scope: Scope) -> Iterator[tuple[ASGIApp, Scope]]:
-        """The applications around the endpoint. A task of a middleware hides what is outside."""
-        if self._application is not None:
-            yield self._application(), scope
+    def applications(scope: Scope) -> Iterator[tuple[ASGIApp, Scope]]:
+        if application is not None:
+            yield application(), scope
             return
         found = [(each.app, each.scope) for each in around(scope["type"]) if each.app is not None]
         yield from found[-1:]
+        # A middleware that runs what is inside of it in a task hides what is outside.
         starlette = scope.get(AROUND, scope.get("app"))
         if starlette is not None:
             yield starlette, scope
+
+    async def allows(scope: Scope, host: bytes | None, origin: bytes) -> bool:
+        for app, seen in applications(scope):
+            if await _allows(app, seen, host, origin):
+                return True
+        return False
+
+    return allows
 
 
 async def _allows(app: ASGIApp, scope: Scope, host: bytes | None, origin: bytes) -> bool:

@@ -34,7 +34,7 @@ from mcp_sessions_transports.http.io import (
 )
 from mcp_sessions_transports.http.modern import ModernHttp
 from mcp_sessions_transports.origin import Guards, OriginGuard
-from mcp_sessions_transports.pages import AROUND, ASKED, PagesOfApplication
+from mcp_sessions_transports.pages import AROUND, ASKED
 
 logger = logging.getLogger(__name__)
 
@@ -146,8 +146,6 @@ class StreamableHttp:
     Args:
         modern: Serves every request whose version is not of the handshake era.
         handshake_versions: Those that are, as in a header.
-        pages: Learns which pages the application around it allows. None: nothing but the guard
-            decides.
         principal_of: Returns the sender of a request, from the values that authentication left in
             the scope.
     """
@@ -156,7 +154,6 @@ class StreamableHttp:
     _modern: ModernHttp
     _handshake_versions: frozenset[bytes]
     _guard: OriginGuard
-    _pages: PagesOfApplication | None
     _principal_of: Callable[[Scope], Principal]
     _availability: Availability
     _arrivals: Arrivals
@@ -208,11 +205,11 @@ class StreamableHttp:
         if arrived is None and (is_modern or scope["method"] != "POST"):
             await self._refuse(send)
             return
-        refused, origin = None, headers.get(b"origin")
-        if origin and self._pages is not None:
-            await self._pages.learn(scope, headers.get(b"host"), origin)
+        if b"origin" in headers:
+            await self._guard.learn(scope, headers)
+        refused = None
         if not is_modern:
-            refused = self._guard.verdicts[headers.get(b"host"), origin]
+            refused = self._guard.verdicts[headers.get(b"host"), headers.get(b"origin")]
         if refused is not None:
             status, text = refused
             await send_text(send, status, text)

@@ -25,7 +25,6 @@ from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.http.io import Headers
 from mcp_sessions_transports.origin import OriginGuard
-from mcp_sessions_transports.pages import PagesOfApplication
 from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.websocket.authorizer import (
     Authorized,
@@ -54,7 +53,6 @@ subprotocol. The token is never echoed and never logged.
 class WebSocketBinding:
     _served: Served
     _guard: OriginGuard
-    _pages: PagesOfApplication | None
     _authorizer: HandshakeAuthorizer
     _credentials: CredentialWatch
     _open: dict[Hashable, int] = field(init=False, default_factory=dict[Hashable, int])
@@ -90,10 +88,9 @@ class WebSocketBinding:
         """
         # If a field is there twice, the first counts, as over HTTP.
         headers: Headers = dict(reversed(scope["headers"]))
-        host, origin = headers.get(b"host"), headers.get(b"origin")
-        if origin and self._pages is not None:
-            await self._pages.learn(scope, host, origin)
-        refused = self._guard.verdicts[host, origin]
+        if b"origin" in headers:
+            await self._guard.learn(scope, headers)
+        refused = self._guard.verdicts[headers.get(b"host"), headers.get(b"origin")]
         if refused is not None:
             return _text(*refused)
         if (retry_after := self._served.availability.retry_after) is not None:
