@@ -87,7 +87,7 @@ class UrlServer:
         self.headers.append(dict(request.headers))
         answer = _Answer(send)
         if self.accepts is not None and request.headers.get("authorization") != self.accepts:
-            await answer.whole(401, None)
+            await answer.whole(401, None, {"www-authenticate": "Bearer"})
         elif session and session not in self.sessions:
             error: Json = {"code": -32600, "message": "Session not found"}
             await answer.whole(404, {"jsonrpc": "2.0", "id": None, "error": error})
@@ -220,15 +220,14 @@ class UrlServer:
             case "refused":
                 error = {"code": -32602, "message": "no such session of yours"}
                 await answer.whole(400, {"jsonrpc": "2.0", "id": message["id"], "error": error})
-            case "unknown":
-                # Once: what comes next is another session.
-                error = {"code": -32000, "message": "Bad Request: No valid session ID provided"}
-                if self.calls.count("unknown") == 1:
-                    await answer.whole(400, {"jsonrpc": "2.0", "id": None, "error": error})
-                else:
-                    await answer.result(message, text("known"))
             case "400" | "401" | "403" | "429" | "500" | "502" | "503":
                 await answer.whole(int(name), None)
+            case "refuses":
+                # After its work, which the call counts. ID is its id.
+                said = message["params"]["arguments"]
+                await answer.begin(said["status"], "application/json", said["headers"])
+                body = said["body"].replace("ID", str(message["id"])).encode()
+                await answer.piece(body, more=False)
             case "silent":
                 await asyncio.Event().wait()
             case "cut":

@@ -47,7 +47,10 @@ async def server(kind: str) -> AsyncGenerator[ASGIApp]:
 async def test_where_another_server_is_deployed_it_is_begun_with_anew(
     before: str, after: str
 ) -> None:
-    """It refuses what the one before it took; nobody waits until that is idle."""
+    """It refuses what the one before it took; nobody waits until that is idle. A 400 without a code
+    of the protocol proves nothing: such a request is not sent again (KEY17).
+    """
+    is_unproven = after == "sessions" != before
     async with server(before) as old, server(after) as new:
         now = old
 
@@ -60,6 +63,8 @@ async def test_where_another_server_is_deployed_it_is_begun_with_anew(
                 assert await each.text("count")
             now = new
             for each in (client, modern):
+                if is_unproven:
+                    assert (await each.call("count").error())["code"] == -32600
                 assert await each.text("count")
 
 

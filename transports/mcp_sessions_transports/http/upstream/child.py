@@ -5,9 +5,10 @@ other messages come on a separate stream.
 
 Rules:
 
-1. No request is sent twice, unless it was answered 404, or its headers or credential were refused:
-   then it did not run.
+1. A request is sent again only if the transport proves that it did not run, and once for each
+   proof. The table in ``wire.py`` has all proofs.
 2. An invalid answer costs one request. A session that the server forgot has ended.
+3. Whether the server still knows the session is learned by a request without an effect.
 """
 
 from __future__ import annotations
@@ -41,16 +42,15 @@ from mcp_sessions_transports.http.client.bounded_body import ResponseTooLarge
 from mcp_sessions_transports.http.client.failures import is_sse
 from mcp_sessions_transports.http.client.incoming import position
 from mcp_sessions_transports.http.client.sse_reader import EventTooLarge, ReadEvent
-from mcp_sessions_transports.http.upstream.headers import (
-    HEADER_MISMATCH,
-    ParamHeaders,
-    headers_of,
-)
+from mcp_sessions_transports.http.upstream.headers import ParamHeaders, headers_of
 from mcp_sessions_transports.http.upstream.messages import Messages
 from mcp_sessions_transports.http.upstream.url_exchange import UrlExchange, UrlSession
 from mcp_sessions_transports.http.upstream.wire import (
+    CONNECTING,
     FAILURES,
     UNSENT,
+    Doubtful,
+    Undispatched,
     Wire,
     events_of,
     lack_of,
@@ -166,18 +166,7 @@ class HttpWire:
     async def around(
         self, exchange: SendOnce, method: str, params: Mapping[str, Any]
     ) -> dict[str, Any]:
-        known = self._param_headers.headers_for(params) if method == method_names.CALL_TOOL else {}
-        try:
-            result = await exchange(params)
-        except UpstreamError as refused:
-            if refused.error.get("code") != HEADER_MISMATCH or method != method_names.CALL_TOOL:
-                raise
-            # It did not run: what its headers have to be was not known, or is no longer.
-            with suppress(UpstreamError):
-                await self._list_tools(params)
-            if self._param_headers.headers_for(params) == known:
-                raise
-            return await exchange(params)
+        result = await exchange(params)
         if method == method_names.LIST_TOOLS:
             self._param_headers.learn(result)
         return result
@@ -188,8 +177,7 @@ class HttpWire:
         Raises:
             UpstreamError: They cannot be read.
         """
-        meta = {name: it for name, it in meta_of(params).items() if name != "progressToken"}
-        listed: dict[str, Any] = {"_meta": meta}
+        listed = envelope = _envelope_of(params)
         for _ in range(_PAGES):
             result = await self._child.exchange(
                 self._child.next_id(), None, method_names.LIST_TOOLS, listed
@@ -198,9 +186,11 @@ class HttpWire:
             cursor: object = result.get("nextCursor")
             if not isinstance(cursor, str):
                 return
-            listed = {"_meta": meta, "cursor": cursor}
+            listed = {**envelope, "cursor": cursor}
 
-    def _headers_of(self, message: Mapping[str, Any]) -> dict[str, str]:
+    def _headers_of(self, message: Mapping[str, Any]) -> dict[str, str] | None:
+        if not self._child.is_modern:
+            return None
         headers = headers_of(message)
         if message["method"] == method_names.CALL_TOOL:
             headers |= self._param_headers.headers_for(message["params"])
@@ -217,11 +207,12 @@ class HttpWire:
         request_id, child = waiting.request_id, self._child
         failed: UpstreamError
         try:
-            headers = self._headers_of(message) if child.is_modern else None
-            failed = await UrlExchange(self._session, waiting).run(encode(message), headers)
+            failed = await self._sent(message, waiting)
         except Forgotten as forgotten:
             child.forget()
             failed = forgotten
+        except Doubtful as doubt:
+            failed = await self._looked(message, doubt)
         except UpstreamError as error:
             failed = error
         except UNSENT as unsent:
@@ -249,6 +240,48 @@ class HttpWire:
         else:
             answer_id = request_id if isinstance(failed, ChildRefused) else None
             waiting.future.set_result(Answer(answer_id, None, failed.error))
+
+    async def _sent(self, message: Mapping[str, Any], waiting: Waiting) -> UpstreamError:
+        """Send a request, see :meth:`UrlExchange.run`."""
+        headers, content = self._headers_of(message), encode(message)
+        try:
+            return await UrlExchange(self._session, waiting).run(content, headers)
+        except Undispatched:
+            if message["method"] != method_names.CALL_TOOL:
+                raise
+            # What its headers have to be was not known, or is no longer.
+            with suppress(UpstreamError):
+                await self._list_tools(message["params"])
+            learned = self._headers_of(message)
+            if learned == headers:
+                raise
+        return await UrlExchange(self._session, waiting).run(content, learned)
+
+    async def _looked(self, message: Mapping[str, Any], doubt: Doubtful) -> UpstreamError:
+        """Ask something without an effect, as whoever sent that message. If that is refused as
+        well, the session has ended. Return what becomes of the message.
+        """
+        child = self._child
+        asked: dict[str, Any] = {"jsonrpc": "2.0", "id": child.next_id()}
+        if child.is_modern:
+            asked |= {"method": method_names.DISCOVER, "params": _envelope_of(message["params"])}
+        else:
+            asked["method"] = method_names.PING
+        headers = self._headers_of(asked)
+        try:
+            async with asyncio.timeout(CONNECTING):
+                async with self._request("POST", encode(asked), headers=headers) as response:
+                    await self._check(response)
+        except Forgotten:
+            child.forget()
+        except Doubtful as again:
+            child.forget()
+            if again.is_of_version and doubt.is_of_version:
+                # The server speaks another era. It takes nothing of this one.
+                return Forgotten()
+        except (*FAILURES, TimeoutError, UpstreamError) as failed:
+            logger.debug("whether a session is known was not learned: %s", said(failed))
+        return doubt.refusal
 
     async def _check(self, response: httpx2.Response) -> None:
         await self._wire.check(response, has_begun=bool(self._child.result))
@@ -346,3 +379,8 @@ class HttpWire:
 
     def noise(self, size: int, why: str) -> None:
         self._child.warn("noise", f"its answer is not a message: it {why}")
+
+
+def _envelope_of(params: Mapping[str, Any]) -> dict[str, Any]:
+    meta = {name: it for name, it in meta_of(params).items() if name != "progressToken"}
+    return {"_meta": meta}

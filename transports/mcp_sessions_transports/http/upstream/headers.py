@@ -14,9 +14,6 @@ from mcp_sessions.core.messages import entries_of, members_of
 from mcp_sessions.core.named import header_value, name_in
 from mcp_sessions.core.recent import Recent
 
-HEADER_MISMATCH: Final = -32020
-"""The error of a request whose headers are not what they have to be: it did not run."""
-
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _ANNOTATION: Final = "x-mcp-header"
 _TYPES: Final = frozenset({"string", "integer", "boolean"})

@@ -1,8 +1,30 @@
+"""Send the requests of one session at a URL, and judge what a refusal proves.
+
+This table is about requests of clients. No text of an answer counts. The table is owned by
+``tests/transports/http/upstream/test_refusals.py``.
+
+==================================================  ===============================================
+what happens                                        what it proves
+==================================================  ===============================================
+the connection never opened                         it did not run
+404, and the request had the ``Mcp-Session-Id``     it did not run, and the session is gone
+400 with code -32022, also for a request without    it did not run: another server is there
+an effect
+400 with code -32020, and other headers are needed  it did not run
+401 with ``WWW-Authenticate``                       it did not run (RFC 9110, 15.5.2)
+307, 308 that stay with the server                  it did not run there: it is sent on
+any other 3xx or 4xx with a JSON-RPC error          nothing: the error is the server's answer
+any other 3xx, 4xx or 5xx; a connection that broke  nothing: the outcome is unknown
+==================================================  ===============================================
+
+A 400 that answers no request may mean that the server does not know the session. A request without
+an effect finds out (``child.py``). Then the next request begins another session.
+"""
+
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
@@ -13,7 +35,7 @@ import httpx2
 from mcp_sessions.background import TimeSlice, give_way, report
 from mcp_sessions.core.messages import Answer, Malformed, decode, error_body, parse
 from mcp_sessions.core.resume import is_sendable
-from mcp_sessions.errors import INTERNAL_ERROR, OUTCOME_UNKNOWN
+from mcp_sessions.errors import INTERNAL_ERROR, OUTCOME_UNKNOWN, OutcomeUnknown
 from mcp_sessions.server.upstream.external.beginning import NO_MEANS
 from mcp_sessions.server.upstream.external.child_requests import (
     NOT_STARTED,
@@ -47,13 +69,39 @@ _BODY_LOOKED_AT = 65_536
 UNSUPPORTED_VERSION = -32022
 """The modern era's: the server does not speak that version of the protocol."""
 
-_SESSION_ID = re.compile(rb"session[ -]?id\b")
+HEADER_MISMATCH = -32020
+"""The modern era's: the request's headers are not what they have to be."""
+
+_NOT_ACCEPTED = "it answered {}: it does not accept the layer's credential"
+
+_CHALLENGE = "www-authenticate"
+"""The header that a 401 must have: a handler that passes on a 401 of its own has none."""
 
 _LINES = 256
 """Lines that are read at once; more are read in portions."""
 
 _PORTION = 4_096
 """Bytes."""
+
+
+class Undispatched(ChildRefused):
+    """The server refused a request for its headers, before any handler."""
+
+
+class Doubtful(UpstreamError):
+    """A refusal after which the server may be another one, or may not know the session.
+
+    Args:
+        refusal: What becomes of the request.
+    """
+
+    def __init__(self, refusal: UpstreamError) -> None:
+        super().__init__(refusal.error)
+        self.refusal = refusal
+
+    @property
+    def is_of_version(self) -> bool:
+        return self.error["code"] == UNSUPPORTED_VERSION
 
 
 class Wire:
@@ -103,8 +151,8 @@ class Wire:
         last_event_id: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[httpx2.Response]:
-        """Send a request; its response, which is closed at the end. One that is refused for its
-        credential is sent once more, with another one.
+        """Send a request; its response, which is closed at the end. One that proves that it was
+        refused for its credential is sent once more, with another one.
 
         Args:
             version: The protocol version, if it is agreed.
@@ -131,14 +179,30 @@ class Wire:
         used = self._credentials.current
         response = await self._send(method, content, fields, used)
         try:
-            # Such a request did not run.
-            if response.status_code == 401 and await self._credentials.renewed(used):
+            if response.status_code == 401 and await self._renewed(response, used, version):
                 await response.aclose()
                 response = await self._send(method, content, fields, self._credentials.current)
             yield response
         finally:
             with anyio.CancelScope(shield=True):
                 await response.aclose()
+
+    async def _renewed(self, response: httpx2.Response, used: InUse, version: str | None) -> bool:
+        """Whether a request that was answered 401 is sent again, with another credential.
+
+        Raises:
+            UpstreamError: It did not run, and there is no other credential.
+        """
+        # Neither a handshake nor what is no POST has an effect.
+        is_proof = (
+            version is None or response.request.method != "POST" or _CHALLENGE in response.headers
+        )
+        if is_proof:
+            return await self._credentials.renewed(used)
+        with suppress(UpstreamError):
+            # For the next request.
+            await self._credentials.renewed(used)
+        return False
 
     async def _send(
         self, method: str, content: bytes | None, fields: Mapping[str, str], credential: InUse
@@ -167,58 +231,66 @@ class Wire:
         await self.client.aclose()
 
     async def check(self, response: httpx2.Response, *, has_begun: bool) -> None:
-        """Check that a response is a success.
+        """Check that a response is a success. The table above says what a refusal proves.
 
         Args:
-            has_begun: The server said before how it is to be spoken with.
+            has_begun: The handshake is complete: what is sent has an effect.
 
         Raises:
-            Forgotten: There is no such session, or it is to be spoken with in another way now.
-            ChildRefused: See there. It had no effect.
-            UpstreamError: The message was refused, and had no effect. httpx2.HTTPError: The outcome
+            Forgotten: It did not run: there is no such session.
+            Undispatched: It did not run.
+            ChildRefused: The server's answer.
+            Doubtful: See there.
+            UpstreamError: It did not run, or its outcome is unknown. httpx2.HTTPError: Its outcome
                 is unknown.
         """
-        status = response.status_code
+        status, request = response.status_code, response.request
         if 200 <= status < 300:
             return
         if status >= 500:
             text = f"the server answered with HTTP status {status}"
-            raise httpx2.RemoteProtocolError(text, request=response.request)
-        if self.session is not None and status == 404:
+            raise httpx2.RemoteProtocolError(text, request=request)
+        if status == 404 and SESSION_HEADER in request.headers:
             raise Forgotten
+        may_run = has_begun and request.method == "POST"
+        failed = unknown if may_run else refused
         if 300 <= status < 400:
-            raise refused("it redirects to another address, which is not followed")
-        body = b""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CONNECTING), aclosing(pieces_of(response)) as found:
-                async for piece in found:
-                    body += piece
-                    if len(body) > _BODY_LOOKED_AT:
-                        break
-        answer: object = None
-        with suppress(ValueError, Malformed):
-            answer = parse(decode(body))
-        error = answer.error if isinstance(answer, Answer) else None
-        # Ours are numbers: what answers one is about that request alone.
-        is_of_request = isinstance(answer, Answer) and isinstance(answer.id, int)
-        # A server without such a stream may refuse it in these words, and still serve requests.
-        is_message = has_begun and response.request.method == "POST"
-        said = body.lower() if status == 400 and not is_of_request else b""
-        # As some do that keep no word of it; or another one is there, of another era, or one that
-        # has sessions: it asks for the header by its name.
-        wants = _SESSION_ID.search(said) is not None
-        is_unknown = wants and is_message or b"session" in said and self.session is not None
-        is_other = is_message and b"protocol version" in said
-        is_newer = is_message and error is not None and error["code"] == UNSUPPORTED_VERSION
-        if is_unknown or is_other or is_newer:
-            raise Forgotten
+            raise failed("it redirects to another address, which is not followed")
+        answer = await _answer_of(response)
+        error = answer.error if answer is not None else None
+        code = error["code"] if error is not None and status == 400 else None
+        refusal: UpstreamError
         if error is not None:
-            raise ChildRefused(error)
-        if status in (401, 403):
-            raise refused(f"it answered {status}: it does not accept the layer's credential")
-        failed = refused(f"it answered with HTTP status {status}")
-        # The server does not take such a message. It may take another one.
-        raise ChildRefused(failed.error) if status == 400 else failed
+            kind = Undispatched if code == HEADER_MISMATCH else ChildRefused
+            refusal = kind(error)
+        elif status == 401 and _CHALLENGE in response.headers:
+            refusal = refused(_NOT_ACCEPTED.format(status))
+        elif status in (401, 403):
+            refusal = failed(_NOT_ACCEPTED.format(status))
+        else:
+            refusal = failed(f"it answered with HTTP status {status}")
+            if status == 400 and not may_run:
+                # The server does not take a handshake. It may take another era's.
+                refusal = ChildRefused(refusal.error)
+        # Ours are numbers: what answers one is about that request alone.
+        is_of_request = answer is not None and isinstance(answer.id, int)
+        is_in_doubt = not is_of_request or code == UNSUPPORTED_VERSION
+        raise Doubtful(refusal) if status == 400 and may_run and is_in_doubt else refusal
+
+
+async def _answer_of(response: httpx2.Response) -> Answer | None:
+    """The JSON-RPC answer in a refusal; None: there is none."""
+    body = b""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CONNECTING), aclosing(pieces_of(response)) as found:
+            async for piece in found:
+                body += piece
+                if len(body) > _BODY_LOOKED_AT:
+                    break
+    with suppress(ValueError, Malformed):
+        answer = parse(decode(body))
+        return answer if isinstance(answer, Answer) else None
+    return None
 
 
 def refused(why: str) -> UpstreamError:
@@ -266,7 +338,7 @@ def lack_of(failed: BaseException) -> str | None:
 
 def said(failed: BaseException) -> str:
     if isinstance(failed, UpstreamError):
-        return str(failed.error.get("message"))
+        return str(failed.error.get("message")).removeprefix(f"{OutcomeUnknown.message}: ")
     # Ours, which names a status.
     is_status = isinstance(failed, httpx2.RemoteProtocolError) and "HTTP status" in str(failed)
     return str(failed) if is_status else reason_of(failed)
