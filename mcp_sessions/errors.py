@@ -35,6 +35,9 @@ SESSION_DETACHED = -31010
 LIMIT_REACHED = -31011
 OUTCOME_UNKNOWN = -31012
 
+KEY_BYTES = "request_key_bytes"
+"""The limit of a session's request keys, in ``data.limit`` of -31011."""
+
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601

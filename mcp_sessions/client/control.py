@@ -22,14 +22,14 @@ from mcp_sessions.client.own_requests import Exchanges, RequestRefused
 from mcp_sessions.client.resume_report import ResumeOutcome
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.core.messages import INSTANCE_META, SESSION_META
-from mcp_sessions.core.resume import AWAY, NEVER_RAN, EventId, FailureCause, Step, after_status
+from mcp_sessions.core.resume import AWAY, EventId, FailureCause, Step, after_status
 from mcp_sessions.errors import METHOD_NOT_FOUND, SESSION_NOT_FOUND
 from mcp_sessions.ids import digest
 
 logger = logging.getLogger(__name__)
 
-_UNAVAILABLE = 503
-"""The answer of some other servers for a session that they do not know."""
+_REFUSED, _UNAVAILABLE = 400, 503
+"""The answers of some other servers for a session that they do not know."""
 
 _PATIENCE = 2
 """How often a server that answers so is asked again for the same session."""
@@ -86,19 +86,23 @@ class SessionControl:
         except RequestRefused:
             self._peer.note_no_sessions()
 
-    async def _look_for_server(self, link: Link) -> None:
-        """Check in the modern era that a server answers on a new link, if nothing else is sent to
-        it.
+    async def _look_for_server(self, link: Link, *, is_new: bool) -> None:
+        """Check that a server answers on a link, by a request without an effect, if nothing else is
+        sent to it.
 
         Raises:
             Failed: Nobody is.
         """
+        method, params = method_names.DISCOVER, {}
         if not self._peer.is_modern:
-            return
+            if is_new:
+                # The handshake was answered there.
+                return
+            method, params = method_names.PING, None
         try:
-            await self._ask(link, method_names.DISCOVER, {})
+            await self._ask(link, method, params)
         except RequestRefused as refused:
-            logger.debug("%s: %s", method_names.DISCOVER, refused)
+            logger.debug("%s: %s", method, refused)
 
     async def take_up(self, link: Link) -> ResumeOutcome:
         """Continue on a new link, with the session if the server has sessions.
@@ -110,7 +114,7 @@ class SessionControl:
         if self._peer.holds_sessions or self._peer.abilities.has_sessions:
             return await self.attach(link)
         # A transport session only, and it was lost.
-        await self._look_for_server(link)
+        await self._look_for_server(link, is_new=True)
         self._begin_another_life()
         return ResumeOutcome(
             False, is_new_session=True, reason="session_lost", connected_to=link.name
@@ -138,7 +142,7 @@ class SessionControl:
             await self.start(link)
             return ResumeOutcome(False, is_new_session=True, connected_to=link.name)
         if session is None or not session.resumable:
-            await self._look_for_server(link)
+            await self._look_for_server(link, is_new=is_new)
             return ResumeOutcome(True, connected_to=link.name)
         position = peer.follower.position
         result = await self.resume(link, session.session_id, position, is_new=is_new)
@@ -193,13 +197,10 @@ class SessionControl:
                     # server. Or a proxy does not reach it.
                     raise
                 # The path to the server works, and it says no: 503, 400, 404, 410.
-                step = after_status(
-                    failure.status,
-                    failures=failures,
-                    says_session=failure.says_session or failure.status == 400,
-                    is_answer=failure.is_answer,
-                )
-                if failure.status == _UNAVAILABLE and failures < _PATIENCE:
+                step = after_status(failure.status, failures=failures, is_answer=failure.is_answer)
+                if failure.status == _REFUSED:
+                    step = Step.RECONNECT
+                elif failure.status == _UNAVAILABLE and failures < _PATIENCE:
                     step = Step.RETRY
                 if step is Step.REPORT or (step is Step.RECONNECT and not is_new):
                     raise
@@ -213,7 +214,7 @@ class SessionControl:
         """Note that a request that takes the session has no answer. It may still be
         served (TKO13).
         """
-        was_refused = failure.is_answer or failure.status in NEVER_RAN
+        was_refused = failure.is_answer or failure.never_ran
         if failure.cause is not FailureCause.UNREACHABLE and not was_refused:
             self._peer.attempts.gave_up(now=self._runtime.clock())
 

@@ -40,8 +40,8 @@ class Failure:
     is_answer: bool = False
     """``error`` came from the server, as the answer to this very request."""
 
-    says_session: bool = False
-    """The server's words speak of a session."""
+    never_ran: bool = False
+    """The transport proves that the request did not run. No text is such a proof."""
 
     may_return: bool = True
     """False: the server said that coming back is of no use."""

@@ -76,9 +76,8 @@ def failed(message: Json, failure: Failure, *, ran: bool) -> str:
     status = failure.status
     if status is None and not ran:
         return not_sent(message, failure.explanation)
-    hint = "" if status is None else _HINTS.get(status, "")
-    if status is None:
-        hint = " It may have run."
+    hint = " It may have run." if ran else ""
+    hint = hint if status is None else _HINTS.get(status, hint)
     return f"{what(message)} failed: {failure.explanation}.{hint}"
 
 

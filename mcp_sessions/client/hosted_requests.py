@@ -19,7 +19,7 @@ from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.core.messages import REQUEST_KEY_META, SESSION_META, members_of, meta_of
 from mcp_sessions.core.resume import SessionView
-from mcp_sessions.errors import LIMIT_REACHED
+from mcp_sessions.errors import KEY_BYTES, LIMIT_REACHED
 
 _UNNAMED = method_names.OPENING | method_names.OF_SESSIONS | {method_names.PING}
 
@@ -99,23 +99,22 @@ def may_go_again(pending: PendingRequest, peer: KnownServer) -> bool | None:
     return None
 
 
-def is_answer(pending: PendingRequest, failure: Failure) -> bool:
-    """Whether an HTTP status came with the server's own answer to a request. In the handshake
-    era 404 is about the connection (CLI10).
-    """
-    if not failure.is_answer or failure.error is None or rpc.says_not_begun(failure.error):
-        return False
-    is_modern = stamping.envelope_of(pending.message) is not None
-    return is_modern or (failure.status != 404 and not failure.says_session)
+def is_answer(failure: Failure) -> bool:
+    """Whether an HTTP status came with the server's own answer to a request."""
+    has_answer = failure.is_answer and failure.error is not None
+    return has_answer and not rpc.says_not_begun(failure.error or {})
 
 
 def is_without_room(pending: PendingRequest, error: Json) -> bool:
     """Whether a request was refused for a key that this client gave it, and may go without
     (KEY13). The keys that there is room for are the application's.
     """
-    limit = members_of(error.get("data")).get("limit")
+    said = members_of(error.get("data"))
+    limit = said.get("limit")
+    if said.get("started") is True:
+        return False
     meta = meta_of(cast("Json | None", pending.message.get("params")))
-    if error.get("code") != LIMIT_REACHED or limit != "request_key_bytes":
+    if error.get("code") != LIMIT_REACHED or limit != KEY_BYTES:
         return False
     if not pending.may_be_keyed or pending.key is None or REQUEST_KEY_META in meta:
         return False

@@ -82,7 +82,7 @@ class Exchanges:
                 link.abandon(request_id)
         outcome = cast("Json | Failure", waiter.outcome)
         if isinstance(outcome, Failure):
-            if outcome.is_answer and outcome.error is not None and not outcome.says_session:
+            if outcome.is_answer and outcome.error is not None:
                 raise RequestRefused(outcome.error)
             raise Failed(outcome)
         if "error" in outcome:

@@ -57,7 +57,7 @@ from mcp_sessions.client.sending import Sender
 from mcp_sessions.client.server_addresses import Addresses
 from mcp_sessions.client.state import ClientState, LinkChange, Phase, Runtime
 from mcp_sessions.core.messages import RequestId, meta_of
-from mcp_sessions.core.resume import event_id_of, says_session_not_found
+from mcp_sessions.core.resume import event_id_of
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
     SESSION_DETACHED,
@@ -406,7 +406,7 @@ class ResumingClient:
                 # On the application's one connection nothing follows it (END4).
                 await self._reattaching.until_last(pending)
         elif pending.session_id is not None:
-            if self._says_lost(pending, result, error):
+            if error.get("code") == SESSION_NOT_FOUND:
                 await self._sender.session_refused(pending, error)
                 return
             elif rpc.says_state_refused(error):
@@ -436,11 +436,3 @@ class ResumingClient:
         await app.conclude(pending, message)
         if self._reattaching.is_left_by_listens():
             self._recovery.begin(Way.REATTACH)
-
-    def _says_lost(self, pending: PendingRequest, result: Json | None, error: Json) -> bool:
-        if error.get("code") == SESSION_NOT_FOUND:
-            return True
-        if pending.method != method_names.CALL_TOOL or self._peer.abilities.is_ours:
-            return False
-        # Some servers say it as the result of the tool.
-        return result is not None and says_session_not_found(result)

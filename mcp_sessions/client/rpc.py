@@ -154,8 +154,9 @@ def says_unknown(error: Mapping[str, Any]) -> bool:
 
 
 def says_state_refused(error: Mapping[str, Any]) -> bool:
-    reason = members_of(error.get("data")).get("reason")
-    return error.get("code") == INVALID_PARAMS and reason == "invalid_state"
+    said = members_of(error.get("data"))
+    is_refused = error.get("code") == INVALID_PARAMS and said.get("reason") == "invalid_state"
+    return is_refused and said.get("started") is not True
 
 
 def head_of(result: Mapping[str, Any]) -> EventId | None:

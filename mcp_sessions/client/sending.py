@@ -3,7 +3,9 @@
 Rules that must hold, and that ``tests/client/`` owns over real sockets:
 
 1. Nothing runs twice: what may be sent again is decided by `core.resume` alone, and what
-   cannot be known is ``-31012`` (KEY3, CLI6).
+   cannot be known is ``-31012`` (KEY3, CLI6). These prove that a request did not run: a connection
+   that never opened, a 404 for the ``Mcp-Session-Id`` that the server gave, and ``data.started``
+   ``false`` of a server that stops. Any other status, and every text, proves nothing.
 2. Each request is answered, by the server or from here.
 """
 
@@ -24,12 +26,13 @@ from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.state import ClientState, Phase, Runtime
 from mcp_sessions.core.messages import RequestId, members_of
-from mcp_sessions.core.resume import NEVER_RAN, FailureCause, Step, after_status, may_send_again
+from mcp_sessions.core.resume import FailureCause, Step, after_status, may_send_again
 from mcp_sessions.errors import SESSION_NOT_FOUND
 
 logger = logging.getLogger(__name__)
 
 _REFUSALS = 2
+_REFUSED = 400
 
 _WITHOUT_SESSION = method_names.OPENING | method_names.OF_SESSIONS
 
@@ -166,15 +169,15 @@ class Sender:
     # --- what becomes of it ------------------------------------------------------------------
 
     async def session_refused(self, pending: PendingRequest, error: Json) -> None:
-        if self._is_refused_for_good(pending):
-            address = self._state.addresses.current.target
-            text = explaining.not_sent(pending.message, f"{address}: {explaining.FORGETFUL}")
-            await self._app.answer(pending, SESSION_NOT_FOUND, text)
-            return
         generation = pending.generation
         if self._may_have_started(pending, error):
             # CLI6: it was running when its session ended, and is not run again.
             await self._app.give_up_on(pending, explaining.SESSION_GONE)
+        elif self._is_refused_for_good(pending):
+            address = self._state.addresses.current.target
+            text = explaining.not_sent(pending.message, f"{address}: {explaining.FORGETFUL}")
+            await self._app.answer(pending, SESSION_NOT_FOUND, text)
+            return
         else:
             pending.forget_sending()
         if generation == self._peer.lives.generation:
@@ -235,7 +238,7 @@ class Sender:
         if pending is None or not self._app.requests.is_newest(pending, wire_id):
             return
         pending.lose_link(explaining.cause_of(failure, link.name))
-        if pending.is_hosts and hosted_requests.is_answer(pending, failure):
+        if pending.is_hosts and hosted_requests.is_answer(failure):
             await self._report_failure(pending, failure)
             return
         if failure.error is not None and rpc.says_state_refused(failure.error):
@@ -243,13 +246,15 @@ class Sender:
             if not await self.state_refused(pending):
                 await self._report_failure(pending, failure)
             return
-        refused = failure.cause is FailureCause.STATUS and failure.status in NEVER_RAN
-        never_ran = refused or failure.cause is FailureCause.UNREACHABLE
+        never_ran = failure.never_ran or failure.cause is FailureCause.UNREACHABLE
         if never_ran and not pending.was_accepted and not pending.sent_before:
             pending.forget_sending()
         step = self._step_after(failure, pending)
         if step is Step.REPORT:
             await self._report_failure(pending, failure)
+            if failure.status == _REFUSED and not failure.is_answer:
+                # Some servers say so that they do not know the session. The resume finds out.
+                self._look(link)
         elif not self._state.is_ready_on(link):
             await self.orphaned(pending)
         elif self._state.is_too_long_in_trouble():
@@ -267,16 +272,19 @@ class Sender:
         if pending.session_id is None and not self._peer.holds_sessions:
             # As the stock transport; but 2025-11-25 says of 404 that one initializes anew
             # (CLI10).
-            is_lost = failure.status == 404 and self._peer.initialize is not None
-            return Step.RECONNECT if is_lost and not failure.is_answer else Step.REPORT
+            is_lost = failure.never_ran and failure.status == 404
+            return Step.RECONNECT if is_lost else Step.REPORT
         if failure.cause is FailureCause.STATUS and failure.status is not None:
             return after_status(
                 failure.status,
                 failures=self._runtime.backoff.failures,
-                says_session=failure.says_session,
                 is_answer=failure.is_answer,
             )
         return Step.RECONNECT
+
+    def _look(self, link: Link) -> None:
+        if self._peer.holds_sessions and self._state.is_ready_on(link):
+            self._recovery.begin(Way.REATTACH)
 
     async def _report_failure(self, pending: PendingRequest, failure: Failure) -> None:
         """Answer a request with a stock transport's code."""

@@ -4,7 +4,7 @@ Rules that must hold, and that ``tests/core/test_resume.py`` owns:
 
 1. Nothing is sent twice unless the server promised to run it once: what has no request key, or one
    older than the server remembers, is never sent again (KEY3). A request that certainly never ran
-   may always be sent.
+   may always be sent. The transport proves that (``Failure.never_ran``); a text does not.
 2. The position moves with each event that is new, also with replayed ones (CUP2), and
    an event that was seen is not given on again.
 3. Position and memory are reset together, when a resume says that there was a gap
@@ -28,7 +28,6 @@ from mcp_sessions.core.messages import (
     EXTENSION,
     ROUTE_HEADER,
     SESSION_META,
-    entries_of,
     members_of,
     meta_of,
     texts_of,
@@ -102,9 +101,6 @@ class Step(Enum):
     """A new connection, which resumes the session; if that is refused, a new session."""
 
 
-NEVER_RAN = (400, 404, 405, 410, 429, 503)
-"""HTTP statuses by which a server, or what stands before it, refuses before it runs."""
-
 AWAY = (502, 503, 504)
 """HTTP statuses that speak of one server, not of the request: another address may serve it."""
 
@@ -124,21 +120,17 @@ def is_away(cause: FailureCause, status: int | None) -> bool:
     return status in AWAY if status is not None else cause is not FailureCause.STATUS
 
 
-def after_status(status: int, *, failures: int, says_session: bool, is_answer: bool) -> Step:
+def after_status(status: int, *, failures: int, is_answer: bool) -> Step:
     """Decide the next step after an HTTP status on a session that the server knew.
 
     Args:
         status: 400 or above.
         failures: Attempts that failed since the last progress.
-        says_session: The body speaks of a session.
         is_answer: The body is a JSON-RPC error that answers this very request.
     """
     if status in _SESSION_UNKNOWN:
         # 2026-07-28 answers an unknown method with 404 and a proper error.
-        return Step.REPORT if is_answer and not says_session else Step.RECONNECT
-    if status == 400:
-        # "No valid session ID provided": a habit of servers that should say 404.
-        return Step.RECONNECT if says_session else Step.REPORT
+        return Step.REPORT if is_answer else Step.RECONNECT
     if status in AWAY:
         return Step.RECONNECT
     if status == _TOO_MANY:
@@ -342,14 +334,3 @@ def event_id_of(params: Mapping[str, Any] | None, session_id: str) -> EventId | 
         return None
     named = members_of(meta_of(params).get(SESSION_META)).get("sessionId", session_id)
     return value if named == session_id else None
-
-
-def says_session_not_found(result: Mapping[str, Any]) -> bool:
-    """Whether a tool's result is the one that some servers send instead of an error."""
-    if result.get("isError") is not True:
-        return False
-    for block in entries_of(result.get("content")):
-        text = members_of(block).get("text")
-        if isinstance(text, str) and "session not found" in text.lower():
-            return True
-    return False

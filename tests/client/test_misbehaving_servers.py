@@ -205,14 +205,36 @@ async def test_404_on_post_while_the_get_stream_lives(code: int) -> None:
         assert (await received.outcome()).recovered
 
 
-async def test_400_that_speaks_of_a_session_is_a_lost_session() -> None:
+@pytest.mark.parametrize("is_resumable", [True, False])
+async def test_400_for_all_requests_is_a_lost_connection_and_no_call_is_sent_again(
+    is_resumable: bool,
+) -> None:
+    """KEY17: a habit of servers that should say 404. The call may have run. What has no effect
+    finds out.
+    """
     error = {"code": -32000, "message": "Bad Request: No valid session ID provided"}
     body = json.dumps({"jsonrpc": "2.0", "error": error, "id": None}).encode()
-    refuse = status(400, body, **{"Content-Type": "application/json"})
-    script = {"tools/call": on_the_first_connection(refuse)}
-    async with facing(script) as (server, client, _):
+    refuse = on_the_first_connection(status(400, body, **{"Content-Type": "application/json"}))
+    async with facing({"session/start": without_start}, FOREIGN if is_resumable else None) as (
+        server,
+        client,
+        _,
+    ):
+        before = await call(client)
+        for method in ("tools/call", "session/resume", "ping"):
+            server.script[method] = refuse
+        with pytest.raises(MCPError):
+            await call(client)
+        assert await call(client) == before
+        assert (server.transports, len(server.asked("tools/call"))) == (2, 3)
+
+
+async def test_a_400_about_one_call_costs_that_call_alone() -> None:
+    async with facing({"tools/call": first(1, status(400, b"no session"))}) as (server, client, _):
+        with pytest.raises(MCPError):
+            await call(client)
         assert await call(client) == "s-1"
-        assert server.transports == 2
+        assert (server.transports, len(server.asked("tools/call"))) == (1, 2)
 
 
 @pytest.mark.parametrize("code", [400, 404, 410])
@@ -831,15 +853,13 @@ async def test_a_server_that_only_creates_sessions_is_used_as_it_is() -> None:
         assert KEY not in sent
 
 
-async def test_a_lost_session_may_be_reported_as_a_tools_result() -> None:
+async def test_a_tools_result_ends_no_session_whatever_it_says() -> None:
     def entry(exchange: Exchange) -> None:
-        without_start(exchange)
-        if exchange.method == "tools/call" and named(exchange) == "s-1":
-            exchange.result(tool_result("Session not found. Create one first.", is_error=True))
+        exchange.result(tool_result("Session not found. Create one first.", is_error=True))
 
-    async with facing({"*": entry}, FOREIGN) as (_, client, received):
-        assert await call(client) == "s-2"
-        assert (await received.outcome()).is_new_session
+    async with facing({"tools/call": entry}, FOREIGN) as (server, client, _):
+        assert await call(client) == "Session not found. Create one first."
+        assert (server.sessions, len(server.asked("tools/call"))) == (1, 1)
 
 
 async def test_whatever_a_server_says_to_session_methods_the_application_gets_on() -> None:

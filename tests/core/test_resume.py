@@ -22,7 +22,6 @@ from mcp_sessions.core.resume import (
     event_id_of,
     is_away,
     may_send_again,
-    says_session_not_found,
 )
 
 # --- what may be sent again ------------------------------------------------------------------
@@ -70,29 +69,23 @@ def test_what_certainly_never_ran_may_always_be_sent() -> None:
 @pytest.mark.parametrize("status", [404, 410])
 def test_an_unknown_session_is_taken_up_on_a_new_connection(status: int) -> None:
     """CLI5."""
-    step = after_status(status, failures=0, says_session=False, is_answer=False)
+    step = after_status(status, failures=0, is_answer=False)
     assert step is Step.RECONNECT
 
 
 def test_an_unknown_method_is_not_an_unknown_session() -> None:
     """2026-07-28 answers it with 404 and a proper error."""
-    assert after_status(404, failures=0, says_session=False, is_answer=True) is Step.REPORT
-
-
-def test_a_400_that_speaks_of_a_session_is_a_404() -> None:
-    """CLI5: a habit of servers made from an SDK's examples."""
-    assert after_status(400, failures=0, says_session=True, is_answer=False) is Step.RECONNECT
-    assert after_status(400, failures=0, says_session=False, is_answer=True) is Step.REPORT
+    assert after_status(404, failures=0, is_answer=True) is Step.REPORT
 
 
 def test_a_busy_server_is_asked_again_before_it_is_given_up() -> None:
-    steps = [after_status(429, failures=n, says_session=False, is_answer=False) for n in range(3)]
+    steps = [after_status(429, failures=n, is_answer=False) for n in range(3)]
     assert steps == [Step.RETRY, Step.RETRY, Step.RECONNECT]
 
 
 @pytest.mark.parametrize("status", AWAY)
 def test_a_proxy_that_does_not_reach_the_server_is_a_lost_connection(status: int) -> None:
-    step = after_status(status, failures=0, says_session=False, is_answer=False)
+    step = after_status(status, failures=0, is_answer=False)
     assert step is Step.RECONNECT
 
 
@@ -105,9 +98,9 @@ def test_a_server_is_away_unless_something_of_it_came(
     assert is_away(cause, status) is expected
 
 
-@pytest.mark.parametrize("status", [401, 403, 413, 500])
+@pytest.mark.parametrize("status", [400, 401, 403, 413, 500])
 def test_any_other_status_is_the_answer(status: int) -> None:
-    assert after_status(status, failures=0, says_session=False, is_answer=False) is Step.REPORT
+    assert after_status(status, failures=0, is_answer=False) is Step.REPORT
 
 
 # --- positions ------------------------------------------------------------------------------
@@ -302,11 +295,3 @@ def test_another_sessions_metadata_is_ignored() -> None:
 def test_the_id_of_an_event_of_this_session(params: Any, found: object) -> None:
     """The elevation document: a string or an integer."""
     assert event_id_of(params, "s") == found
-
-
-def test_a_tools_result_that_says_that_the_session_is_lost() -> None:
-    lost = {"isError": True, "content": [{"type": "text", "text": "Error: Session not found"}]}
-
-    assert says_session_not_found(lost)
-    assert not says_session_not_found({**lost, "isError": False})
-    assert not says_session_not_found({"isError": True, "content": [{"type": "text"}, 3]})

@@ -32,7 +32,6 @@ from mcp_sessions.core.resume import (
     event_id_of,
     is_sendable,
     is_session_id,
-    says_session_not_found,
     seconds_of,
 )
 from mcp_sessions_transports.http.client.bounded_body import PIECE, ResponseTooLarge, pieces, whole
@@ -119,7 +118,6 @@ def test_what_a_server_says_of_itself_is_read_or_is_not_there(said: Json) -> Non
     rpc.head_of(said)
     rpc.says_not_begun(said)
     rpc.says_state_refused(said)
-    says_session_not_found(said)
     Attempts("me").is_own(said.get("instance"), now=0)
 
 

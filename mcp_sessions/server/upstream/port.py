@@ -14,8 +14,15 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from opentelemetry.trace import Span
 
-from mcp_sessions.core.messages import RequestId, error_body
-from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, StoreUnavailable
+from mcp_sessions.core.messages import RequestId, error_body, members_of
+from mcp_sessions.errors import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    KEY_BYTES,
+    SESSION_DETACHED,
+    SESSION_NOT_FOUND,
+    StoreUnavailable,
+)
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.records import Peer, SessionRecord
@@ -32,6 +39,30 @@ class UpstreamError(Exception):
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(error.get("code"))
         self.error = error
+
+
+_NOT_BEGUN = frozenset({"draining", "invalid_state", "not_started"})
+"""Values of ``data.reason`` by which the layer says that a request did not run."""
+
+
+def of_handler(error: dict[str, Any]) -> dict[str, Any]:
+    """Return the error of a handler as its client gets it: it is not taken for the layer's.
+
+    The layer says by some errors that a request did not begin, or that its session is gone. Its
+    client may send such a request again, or leave the session (CLI6, ERR15). The request of a
+    handler has begun, and its session is there.
+    """
+    if error.get("code") in (SESSION_NOT_FOUND, SESSION_DETACHED):
+        error = {**error, "code": INTERNAL_ERROR}
+    data: object = error.get("data")
+    said = members_of(data)
+    if (
+        said.get("started") is False
+        or str(said.get("reason")) in _NOT_BEGUN
+        or said.get("limit") == KEY_BYTES
+    ):
+        error = {**error, "data": {**said, "started": True}}
+    return error
 
 
 class StoreFailedHandler(UpstreamError):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.core.nearness import BY_NAME
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
 from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.server.calls.table import stopping
 from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.io import (
@@ -37,8 +38,6 @@ from mcp_sessions_transports.origin import Guards, OriginGuard
 from mcp_sessions_transports.pages import AROUND, ASKED
 
 logger = logging.getLogger(__name__)
-
-_DRAINING = "the server is shutting down"
 
 _SPACE = (b" ", b"\t")
 
@@ -238,17 +237,20 @@ class StreamableHttp:
         except StoreUnavailable as failed:
             # A line for each request, not a traceback: what is wrong is not in this program.
             logger.error("the session store failed: %s", failed)
-            await _unavailable(send, failed.client_text, RETRY_AFTER_STORE)
+            # Whether it began is unknown: the layer may have served a part of it.
+            error = error_body(INTERNAL_ERROR, failed.client_text)
+            await _unavailable(send, error, RETRY_AFTER_STORE)
 
     async def _refuse(self, send: Send) -> None:
-        await _unavailable(send, _DRAINING, self._availability.retry_after or 0)
+        error = stopping().error or {}
+        await _unavailable(send, error, self._availability.retry_after or 0)
 
 
 def _late() -> None:
     """Used after shutdown began: there is no arrival to release."""
 
 
-async def _unavailable(send: Send, text: str, retry_after: float) -> None:
-    body = encode({"jsonrpc": "2.0", "id": None, "error": error_body(INTERNAL_ERROR, text)})
+async def _unavailable(send: Send, error: Mapping[str, Any], retry_after: float) -> None:
+    body = encode({"jsonrpc": "2.0", "id": None, "error": error})
     headers = [(b"retry-after", str(math.ceil(retry_after)).encode())]
     await send_json(send, body, status=503, headers=headers)

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 
 from mcp_sessions.core.messages import decode_kept
 from mcp_sessions.core.request_keys import Begun
-from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, OutcomeUnknown
+from mcp_sessions.errors import (
+    KEY_BYTES,
+    InvalidReason,
+    InvalidRequest,
+    LimitReached,
+    OutcomeUnknown,
+)
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.locks import Locks
 from mcp_sessions.server.calls.table import ANSWERED, Call, Outcome, Stage
@@ -96,7 +102,7 @@ class Idempotency:
                     InvalidReason.KEY_REUSED, "this request key was used with other content"
                 )
             case Begun.FULL:
-                raise LimitReached("request_key_bytes", self._most_key_bytes)
+                raise LimitReached(KEY_BYTES, self._most_key_bytes)
             case Begun.ANSWERED:
                 await self._answer_kept(call, admitted)
                 return ANSWERED

@@ -64,7 +64,12 @@ from mcp_sessions.server.upstream.external.modern_requests import VERSION
 from mcp_sessions.server.upstream.external.receiver import Client
 from mcp_sessions.server.upstream.external.server_stream import ServerStream
 from mcp_sessions.server.upstream.external.unreadable import Unreadable, more_than, own_id
-from mcp_sessions.server.upstream.port import PeerError, UpstreamCall, UpstreamError
+from mcp_sessions.server.upstream.port import (
+    PeerError,
+    UpstreamCall,
+    UpstreamError,
+    of_handler,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -320,10 +325,10 @@ class Child:
                 self.unanswered.answered(request_id)
             self.unanswered.given_up(request_id)
         if answer.error is not None:
-            # An answer without an id is the layer's.
-            raise (
-                ChildRefused(answer.error) if answer.id is not None else UpstreamError(answer.error)
-            )
+            if answer.id is None:
+                # It is the layer's.
+                raise UpstreamError(answer.error)
+            raise ChildRefused(of_handler(answer.error) if call is not None else answer.error)
         return answer.result or {}
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:

@@ -21,11 +21,21 @@ from typing import Any
 
 from mcp_sessions import method_names
 from mcp_sessions.core.listen_messages import LEVELS, SUBSCRIPTION_ID
-from mcp_sessions.core.messages import Notification, error_body, members_of, meta_of
+from mcp_sessions.core.messages import (
+    Notification,
+    error_body,
+    members_of,
+    meta_of,
+    wire_error,
+)
 from mcp_sessions.core.named import NAMING
-from mcp_sessions.errors import INTERNAL_ERROR, METHOD_NOT_FOUND
+from mcp_sessions.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, OutcomeUnknown
 from mcp_sessions.server.upstream.external.cause import Cause
-from mcp_sessions.server.upstream.external.child_requests import ANSWERING, RequestSender
+from mcp_sessions.server.upstream.external.child_requests import (
+    ANSWERING,
+    Forgotten,
+    RequestSender,
+)
 from mcp_sessions.server.upstream.external.child_wire import ChildConnection, ChildWire
 from mcp_sessions.server.upstream.external.modern_requests import (
     Modern,
@@ -166,8 +176,19 @@ class ModernEra:
             members = dict(about) if about is not None else None
             return await self._child.client.asked(asked, members, None, Cause(said=call))
 
+        has_run = False
+
         async def send(params: dict[str, Any]) -> dict[str, Any]:
-            return await self._sent(call, method, self._modern.params(params, sender))
+            nonlocal has_run
+            try:
+                return await self._sent(call, method, self._modern.params(params, sender))
+            except Forgotten:
+                if has_run:
+                    # The rounds before it ran there, and would run again.
+                    raise UpstreamError(wire_error(OutcomeUnknown())) from None
+                raise
+            finally:
+                has_run = True
 
         # A client that is asked in results gets the server's questions as they are.
         can_ask = call is not None and call.can_send_request and sender is None

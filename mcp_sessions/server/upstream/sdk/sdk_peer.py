@@ -44,6 +44,7 @@ from mcp_sessions.server.upstream.port import (
     UpstreamError,
     UpstreamPeer,
     Wanted,
+    of_handler,
 )
 from mcp_sessions.server.upstream.sdk.sdk_spans import is_tracing, traced
 from mcp_sessions.server.upstream.sdk.store_failures import crashed_with, failed_with
@@ -180,7 +181,7 @@ class SdkPeer:
             lost = failed_with(failed)
             if lost is not None:
                 raise StoreFailedHandler(lost) from failed
-            raise UpstreamError(error_of(failed, modern=self.modern)) from failed
+            raise UpstreamError(of_handler(error_of(failed, modern=self.modern))) from failed
 
     async def notify(self, call: UpstreamCall, method: str, params: dict[str, Any] | None) -> None:
         CALL.set(call)

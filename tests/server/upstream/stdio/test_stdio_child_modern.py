@@ -75,6 +75,22 @@ async def test_who_asks_in_its_era_says_so_with_each_request_whoever_shares_the_
                 assert notified.get(LOG_LEVEL) == level
 
 
+async def test_a_process_that_ends_between_two_rounds_of_a_call_leaves_its_outcome_unknown(
+    tmp_path: Path,
+) -> None:
+    """KEY3: the call ran there up to its question. Another process would run that part again."""
+    noted = tmp_path / "calls"
+    async with world(server=modern_child(env={"CALLS": str(noted)})) as w:
+        client = await w.connected(capabilities={"elicitation": {}})
+        sent = client.call("ask", question="how many?")
+        (question,) = await sent.reply.has(1)
+        assert (await client.call("die").error())["code"] == -31012
+        await client.respond(question, {"action": "accept", "content": {"answer": "two"}})
+        assert (await sent.error())["code"] == -31012
+        assert calls(noted).count("ask") == 1
+        assert await client.text("echo", text="hello") == "hello"
+
+
 async def test_a_request_of_the_server_is_refused_in_an_era_that_has_none() -> None:
     async with world(server=modern_child()) as w:
         client = await w.connected(capabilities={"roots": {}})

@@ -13,7 +13,14 @@ from typing import cast
 import httpx2
 
 from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure, Json
-from mcp_sessions.core.messages import Malformed, RequestId, decode, error_body, parse
+from mcp_sessions.core.messages import (
+    Malformed,
+    RequestId,
+    decode,
+    error_body,
+    members_of,
+    parse,
+)
 from mcp_sessions.core.resume import FailureCause
 from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions_transports.connect_errors import reason_of, retry_after
@@ -21,21 +28,30 @@ from mcp_sessions_transports.http.client.bounded_body import pieces
 
 logger = logging.getLogger(__name__)
 
+SESSION_HEADER = "mcp-session-id"
+METHOD_HEADER = "mcp-method"
+"""Each request of the modern era has it."""
+
 _BODY_LOOKED_AT = 65_536
 """Bytes."""
 
 
 async def failure_of(
-    response: httpx2.Response, request_id: RequestId | None, *, name: str, is_in_session: bool
+    response: httpx2.Response, request_id: RequestId | None, *, name: str
 ) -> Failure:
     """Return the failure that a response without success means.
+
+    Two statuses prove that the request did not run: 404 for the transport session that it named,
+    and 503 with an error whose ``data.started`` is false (HTP6). No other status does, and no text:
+    a handler, or what stands before the server, may answer with any.
 
     Args:
         request_id: The request it responds to; None: it was no request.
         name: Its server's address, without credentials.
-        is_in_session: The request named a transport session.
     """
-    status = response.status_code
+    status, sent = response.status_code, response.request.headers
+    # In the modern era the header repeats what the message says, and names no transport session.
+    is_gone = status == 404 and SESSION_HEADER in sent and METHOD_HEADER not in sent
     body = b""
     async with aclosing(pieces(response)) as found:
         async for piece in found:
@@ -50,14 +66,14 @@ async def failure_of(
             parse(value)
             if isinstance(value.get("error"), dict):
                 error = cast(Json, value["error"])
-                is_answer = request_id is not None and value.get("id") == request_id
+                is_answer = request_id is not None and value.get("id") == request_id and not is_gone
         except (ValueError, Malformed):
             logger.debug("the body of a %d is no JSON-RPC error", status)
     if error is None:
-        if status == 404 and not is_in_session:
-            error = error_body(METHOD_NOT_FOUND, f"Not Found: {name}")
-        elif status == 404:
+        if is_gone:
             error = error_body(INVALID_REQUEST, "Session terminated")
+        elif status == 404:
+            error = error_body(METHOD_NOT_FOUND, f"Not Found: {name}")
         else:
             text = f"Server returned an error response: {name}: HTTP status {status}"
             error = error_body(INTERNAL_ERROR, text)
@@ -71,8 +87,12 @@ async def failure_of(
         retry_after=retry_after(response.headers.get("retry-after", "")),
         error=error,
         is_answer=is_answer,
-        says_session=b"session" in body.lower(),
+        never_ran=is_gone or (status == 503 and _says_not_started(error)),
     )
+
+
+def _says_not_started(error: Json) -> bool:
+    return members_of(error.get("data")).get("started") is False
 
 
 def describe(error: Exception, *, name: str, was_sent: bool = False) -> Failure:

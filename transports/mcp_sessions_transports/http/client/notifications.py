@@ -25,7 +25,7 @@ from mcp_sessions.client.dialer import (
 )
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.backoff import Backoff
-from mcp_sessions.core.resume import NEVER_RAN, FailureCause, is_away
+from mcp_sessions.core.resume import FailureCause, is_away
 from mcp_sessions_transports.http.client.exchange import STOCK_ATTEMPTS, STOCK_DELAY
 from mcp_sessions_transports.http.client.failures import describe, is_sse
 from mcp_sessions_transports.http.client.incoming import Incoming, position
@@ -35,11 +35,11 @@ from mcp_sessions_transports.http.client.sse_reader import EventTooLarge
 logger = logging.getLogger(__name__)
 
 
-def _may_have_been_served(error: Exception) -> bool:
-    """Whether a failed request may have had an effect, or may still have one."""
-    if isinstance(error, httpx2.HTTPStatusError):
-        return error.response.status_code >= 500 and error.response.status_code not in NEVER_RAN
-    return describe(error, name="").cause is not FailureCause.UNREACHABLE
+def _may_have_been_served(failure: Failure) -> bool:
+    """Whether a failed GET may have had an effect, or may still have one."""
+    if failure.status is not None:
+        return failure.status >= 500 and not failure.never_ran
+    return failure.cause is not FailureCause.UNREACHABLE
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +126,7 @@ class NotificationStream:
                         await self._incoming.emit(StreamFailed(failure))
                         return
                 was_lost = True
-                may_be_open = may_be_open or _may_have_been_served(error)
+                may_be_open = may_be_open or _may_have_been_served(failure)
             self._was_tried = self._was_tried or may_be_open
             if may_be_open and self._last_id is None:
                 # The server may count it as opened (HTL7), now or when it comes to serve it, and

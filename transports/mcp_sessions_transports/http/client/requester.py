@@ -19,9 +19,13 @@ from mcp_sessions.core.resume import FailureCause
 from mcp_sessions_transports.connect_errors import without_credentials
 from mcp_sessions_transports.http.client.bounded_body import ACCEPTED
 from mcp_sessions_transports.http.client.cookies import BoundedJar
-from mcp_sessions_transports.http.client.failures import describe, failure_of, onward_request
+from mcp_sessions_transports.http.client.failures import (
+    SESSION_HEADER,
+    describe,
+    failure_of,
+    onward_request,
+)
 
-SESSION_HEADER = "mcp-session-id"
 _VERSION_HEADER = "mcp-protocol-version"
 _TIMEOUT = 30.0
 
@@ -101,8 +105,7 @@ class Requester:
         return None
 
     async def refused(self, response: httpx2.Response, request_id: RequestId | None) -> Failure:
-        is_in_session = self.transport_session is not None
-        return await failure_of(response, request_id, name=self.name, is_in_session=is_in_session)
+        return await failure_of(response, request_id, name=self.name)
 
     @asynccontextmanager
     async def stream(
