@@ -50,7 +50,7 @@ RUN: Stage = (
 )
 ANSWER: Stage = (
     "Its answer",
-    "ASC12-15 STT5 STT11 SES16 ERR14 COA6",
+    "ASC12-15 STT5 STT11 SES16 ERR14 ERR16 COA6",
 )
 EVENTS: Stage = (
     "Events: storing and sending",
@@ -111,7 +111,7 @@ HTTP_MODERN: list[Stage] = [
     ),
     END,
     (RUN[0], RUN[1] + " REQ5 HTM14 HTM15"),
-    (ANSWER[0], "ASC12-14 STT5 STT11 SES16 ERR14 COA6 ERR3 HTP2 HTP8 HTM13"),
+    (ANSWER[0], "ASC12-14 STT5 STT11 SES16 ERR14 ERR16 COA6 ERR3 HTP2 HTP8 HTM13"),
     (EVENTS[0], "EVT1-3 EVT6-11 EVT13 EVT14 ATT1 ATT4-6 COA1-5 SEC7"),
     ("subscriptions/listen", "HTM1-4 HTM7-10 HTM16-18 SEC3"),
     (TAKEOVER[0], TAKEOVER[1] + " TKO14"),
@@ -162,7 +162,7 @@ WITHOUT_STORE: list[Stage] = [
     ("The form of the message", "ASC1 ASC3 ASC4 ASC10 ASC11 ASC16"),
     ("sessions/create and sessions/delete", "CRE1 CRE3-5 SLS1 SLS2 SLS4 SLS5 DEL2 SES4-6"),
     ("A request", "SLS3 STT6 STT8-10 STT12 STT13 ERR1-3 ERR8 SES10 GAT1 GAT2"),
-    ("Its answer", "ASC12-14 STT5 STT11 SES16 ERR14 HTP2"),
+    ("Its answer", "ASC12-14 STT5 STT11 SES16 ERR14 ERR16 HTP2"),
 ]
 WAYS: dict[str, list[Stage]] = {
     "Streamable HTTP, handshake era": HTTP_HANDSHAKE,

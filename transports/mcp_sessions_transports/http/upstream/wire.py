@@ -72,8 +72,6 @@ UNSUPPORTED_VERSION = -32022
 HEADER_MISMATCH = -32020
 """The modern era's: the request's headers are not what they have to be."""
 
-_NOT_ACCEPTED = "it answered {}: it does not accept the layer's credential"
-
 _CHALLENGE = "www-authenticate"
 """The header that a 401 must have: a handler that passes on a 401 of its own has none."""
 
@@ -253,9 +251,10 @@ class Wire:
         if status == 404 and SESSION_HEADER in request.headers:
             raise Forgotten
         may_run = has_begun and request.method == "POST"
-        failed = unknown if may_run else refused
         if 300 <= status < 400:
-            raise failed("it redirects to another address, which is not followed")
+            raise refused(
+                "it redirects to another address, which is not followed", may_have_run=may_run
+            )
         answer = await _answer_of(response)
         error = answer.error if answer is not None else None
         code = error["code"] if error is not None and status == 400 else None
@@ -263,12 +262,14 @@ class Wire:
         if error is not None:
             kind = Undispatched if code == HEADER_MISMATCH else ChildRefused
             refusal = kind(error)
-        elif status == 401 and _CHALLENGE in response.headers:
-            refusal = refused(_NOT_ACCEPTED.format(status))
         elif status in (401, 403):
-            refusal = failed(_NOT_ACCEPTED.format(status))
+            is_proof = status == 401 and _CHALLENGE in response.headers
+            refusal = refused(
+                f"it answered {status}: it does not accept the layer's credential",
+                may_have_run=may_run and not is_proof,
+            )
         else:
-            refusal = failed(f"it answered with HTTP status {status}")
+            refusal = refused(f"it answered with HTTP status {status}", may_have_run=may_run)
             if status == 400 and not may_run:
                 # The server does not take a handshake. It may take another era's.
                 refusal = ChildRefused(refusal.error)
@@ -293,7 +294,9 @@ async def _answer_of(response: httpx2.Response) -> Answer | None:
     return None
 
 
-def refused(why: str) -> UpstreamError:
+def refused(why: str, *, may_have_run: bool = False) -> UpstreamError:
+    if may_have_run:
+        return unknown(why)
     data = {"reason": NOT_STARTED, "started": False}
     return UpstreamError(error_body(INTERNAL_ERROR, f"the server cannot be asked: {why}", data))
 
