@@ -93,7 +93,8 @@ class SessionControl:
         Raises:
             Failed: Nobody is.
         """
-        method, params = method_names.DISCOVER, {}
+        method: str = method_names.DISCOVER
+        params: Json | None = {}
         if not self._peer.is_modern:
             if is_new:
                 # The handshake was answered there.

@@ -198,7 +198,8 @@ async def test_whatever_a_status_comes_with_is_a_failure(
     status: int, body: bytes, retry_after: str
 ) -> None:
     given = response(body, status, content_type="application/json", retry_after=retry_after)
-    failure = await failure_of(given, 1, name="http://host/", is_in_session=True)
+    given.request = httpx2.Request("POST", "http://host/", headers={"mcp-session-id": "s"})
+    failure = await failure_of(given, 1, name="http://host/")
     assert failure.status == status
     assert failure.retry_after is None or 0 <= failure.retry_after <= MAX_SECONDS
     assert failure.error is not None

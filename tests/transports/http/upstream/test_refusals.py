@@ -206,7 +206,11 @@ async def test_a_connection_that_ends_after_a_request_proves_nothing() -> None:
                 ran.append(message["params"]["name"])
                 writer.transport.abort()
                 return
-            result = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {}}
+            result: dict[str, Any] = {
+                "protocolVersion": "2025-11-25",
+                "capabilities": {},
+                "serverInfo": {},
+            }
             body = json.dumps({"jsonrpc": "2.0", "id": message.get("id"), "result": result})
             status = "200 OK" if "id" in message else "405 No" if not message else "202 Accepted"
             body = body if "id" in message else ""
