@@ -33,6 +33,8 @@ LIMIT_OPTIONS = (
 
 
 def how_to_raise(limit: str) -> str:
+    if limit not in SessionPolicy.__dataclass_fields__:
+        return f"--{limit.replace('_', '-')}"
     in_python = f"{limit} in SessionPolicy"
     return f"{in_python}, or --{limit.replace('_', '-')}" if limit in LIMIT_OPTIONS else in_python
 
@@ -156,12 +158,12 @@ class SessionPolicy:
     """
 
     max_detached_requests: int = 1_000
-    """Requests per process that run on with nobody listening. One more, and of the principal that
-    has most of them, in the session that has most, the oldest is cancelled."""
+    """Requests per process that run on with nobody listening. One more, and of the user or address
+    that has most of them, in the session that has most, the oldest is cancelled."""
 
     max_detached_requests_per_session: int = 100
-    """Those of one session, or of the requests of one principal that belong to none; its oldest
-    is cancelled."""
+    """Those of one session, or of the requests of one authenticated principal that belong to none;
+    its oldest is cancelled."""
 
     detached_timeout: float = 900
     """How long one request may run on with nobody listening."""

@@ -159,6 +159,7 @@ class PuppetCall:
     can_send_request: bool = False
     received: list[Json] = field(default_factory=list[Json])
     request_id: int = 1
+    share: str = "somebody"
     conversation_session: SessionId | None = None
     response: None = None
     get_stream: None = None

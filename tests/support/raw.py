@@ -217,15 +217,16 @@ _ports = itertools.cycle(range(50_000, 60_000))
 class AsgiCarrier:
     """Calls an ASGI app, each request in a task of its own, as on one connection."""
 
-    def __init__(self, app: ASGIApp, *, user: object = None) -> None:
+    def __init__(self, app: ASGIApp, *, user: object = None, address: str = "127.0.0.1") -> None:
         """Nothing is sent yet.
 
         Args:
             user: What an authentication middleware would have left in the scope.
+            address: Where its requests come from.
         """
         self._app = app
         self._user = user
-        self._client = ("127.0.0.1", next(_ports))
+        self._client = (address, next(_ports))
         self.stalls_next = False
         """The next request's client takes nothing, from the first byte on."""
         self.journal: list[tuple[Reply, bytes]] = []
@@ -643,9 +644,11 @@ def event_ids(messages: list[Json]) -> list[str]:
 
 
 @asynccontextmanager
-async def in_process(app: ASGIApp, *, user: object = None) -> AsyncGenerator[AsgiCarrier]:
+async def in_process(
+    app: ASGIApp, *, user: object = None, address: str = "127.0.0.1"
+) -> AsyncGenerator[AsgiCarrier]:
     """A carrier to ``app``, whose lifespan somebody else runs."""
-    carrier = AsgiCarrier(app, user=user)
+    carrier = AsgiCarrier(app, user=user, address=address)
     try:
         yield carrier
     finally:

@@ -250,6 +250,10 @@ class World:
             params = {"n": n, **more}
             await self.inside.publisher.publish(SessionId(session), "notifications/x", params)
 
+    async def carrier_from(self, address: str) -> AsgiCarrier:
+        """A carrier whose requests come from an address, without a credential."""
+        return await self.stack.enter_async_context(in_process(self.layer_app, address=address))
+
     @property
     def layer_app(self) -> Any:
         return self.carrier._app  # pyright: ignore[reportPrivateUsage]

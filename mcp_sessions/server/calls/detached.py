@@ -7,11 +7,12 @@ import logging
 from collections.abc import Mapping
 
 from mcp_sessions.background import Background
+from mcp_sessions.core.fair_bound import FairBound
 from mcp_sessions.core.messages import wire_error
-from mcp_sessions.core.without_listener import WithoutListener
 from mcp_sessions.errors import OutcomeUnknown
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.calls.table import Run
+from mcp_sessions.server.calls.shares import share_of
+from mcp_sessions.server.calls.table import Run, load_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class DetachedRequests:
         self._policy = policy
         self._timeout = policy.detached_timeout
         self._background = background
-        self._without_listener = WithoutListener[Run](
+        self._bound = FairBound[Run](
             most=policy.max_detached_requests,
             most_of_one=policy.max_detached_requests_per_session,
         )
@@ -33,22 +34,23 @@ class DetachedRequests:
         """Those that nobody listens for."""
 
     def __len__(self) -> int:
-        return len(self._without_listener)
+        return len(self._bound)
 
     def add(self, run: Run) -> None:
         """Start the time of a run without listeners. To add it again changes nothing."""
-        if run in self._without_listener:
+        if run in self._bound:
             return
-        principal = run.waiters[0].inbound.principal
-        given_up = self._without_listener.add(run, principal, next(iter(run.sessions), None))
+        inbound = run.waiters[0].inbound
+        principal, share = inbound.principal, share_of(inbound.principal, inbound.scope)
+        session = load_of(next(iter(run.sessions), None), principal)
         loop = asyncio.get_running_loop()
         self._timers[run] = loop.call_later(self._timeout, self._give_up, run)
-        if given_up is not None:
+        for given_up in self._bound.add(run, share, session):
             self.remove(given_up)
             self._make_room(given_up)
 
     def remove(self, run: Run) -> None:
-        self._without_listener.remove(run)
+        self._bound.remove(run)
         timer = self._timers.pop(run, None)
         if timer is not None:
             timer.cancel()

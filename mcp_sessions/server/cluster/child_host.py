@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,10 @@ class RemoteCall:
     session: str | None = field(init=False, default=None)
     conversation: str | None = field(init=False, default=None)
     conversation_session: SessionId | None = field(init=False, default=None)
+
+    @property
+    def share(self) -> Hashable:
+        return self.principal.user
 
     @property
     def store_failure(self) -> StoreUnavailable | None:

@@ -26,6 +26,7 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.calls.detached import IN_BACKGROUND
+from mcp_sessions.server.calls.shares import share_of
 from mcp_sessions.server.calls.table import Call, Outcome
 from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.server.delivery.questions import check_may_ask
@@ -252,7 +253,7 @@ class RunningRequest:
             return
         self.done = True
         if held is not None and not continues:
-            held.call.end()
+            held.ends(outcome.result, outcome.error)
         shared, outcomes = self._shared, self._shared.outcomes
         # Idle time counts from the end of the last request (SES14). Admission moved the deadline
         # already; a store is written again only if that was a while ago.
@@ -332,6 +333,10 @@ class RunningRequest:
     @property
     def principal(self) -> Principal:
         return self.waiters[-1].inbound.principal
+
+    @property
+    def share(self) -> Hashable:
+        return share_of(self.principal, self._call.inbound.scope)
 
     @property
     def transport(self) -> str:

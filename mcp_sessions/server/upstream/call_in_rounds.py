@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,15 @@ from mcp_sessions.server.upstream.port import (
 )
 
 
+def timed_out() -> PeerError:
+    """Its client had the questions, and did not come back."""
+    return PeerError(REQUEST_TIMEOUT, "Request timed out")
+
+
+def call_ended() -> PeerError:
+    return PeerError(INVALID_REQUEST, "the request that asks has ended")
+
+
 @dataclass(eq=False)
 class CallInRounds:
     _call: UpstreamCall
@@ -32,7 +41,8 @@ class CallInRounds:
         default_factory=dict[str, tuple[PeerRequest, "asyncio.Future[dict[str, Any]]"]],
     )
     _count: int = field(init=False, default=0)
-    _has_ended: bool = field(init=False, default=False)
+    _why: Callable[[], PeerError] | None = field(init=False, default=None)
+    """Makes the error of its questions, once it has ended."""
 
     def __post_init__(self) -> None:
         self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -48,7 +58,7 @@ class CallInRounds:
 
     @property
     def has_ended(self) -> bool:
-        return self._has_ended
+        return self._why is not None
 
     def carry_on(self, call: UpstreamCall, answers: Mapping[str, Any]) -> None:
         """Take over another request of the same call, with its answers.
@@ -68,22 +78,22 @@ class CallInRounds:
 
     async def turn(self) -> dict[str, Any] | None:
         """Wait until the call completes or its server asks, and return the questions."""
-        if not self._has_ended and not self._questions:
+        if not self.has_ended and not self._questions:
             await self._turn
-        if self._has_ended:
+        if self.has_ended:
             return None
         return {name: _written(asked) for name, (asked, _) in self._questions.items()}
 
-    def end(self, *, timed_out: bool = False) -> None:
+    def end(self, why: Callable[[], PeerError] = call_ended) -> None:
         """Refuse all questions of the call from now on.
 
         Args:
-            timed_out: Whether its client had the questions, and did not come back.
+            why: Makes their error.
         """
-        self._has_ended = True
+        self._why = self._why or why
         for _, future in self._questions.values():
             if not future.done():
-                future.set_exception(_timed_out() if timed_out else _call_ended())
+                future.set_exception(why())
         self._questions.clear()
         self._news()
 
@@ -95,8 +105,8 @@ class CallInRounds:
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         """Ask the client in a result. A client reports no progress of a question in a result."""
-        if self._has_ended:
-            raise _call_ended()
+        if self._why is not None:
+            raise self._why()
         if not self.may_ask(asked):
             raise PeerError(METHOD_NOT_FOUND, "Method not found", asked.method)
         self._count += 1
@@ -108,7 +118,7 @@ class CallInRounds:
             async with asyncio.timeout(asked.timeout):
                 return await future
         except TimeoutError:
-            raise _timed_out() from None
+            raise timed_out() from None
         finally:
             self._questions.pop(name, None)
             # Its error has this frame: a cycle, which would keep the request for a while.
@@ -116,7 +126,7 @@ class CallInRounds:
 
     @property
     def can_send_request(self) -> bool:
-        return not self._has_ended
+        return self._why is None
 
 
 def _written(asked: PeerRequest) -> dict[str, Any]:
@@ -125,11 +135,3 @@ def _written(asked: PeerRequest) -> dict[str, Any]:
         return {"method": asked.method}
     params = {name: it for name, it in asked.params.items() if name != "elicitationId"}
     return {"method": asked.method, "params": params}
-
-
-def _timed_out() -> PeerError:
-    return PeerError(REQUEST_TIMEOUT, "Request timed out")
-
-
-def _call_ended() -> PeerError:
-    return PeerError(INVALID_REQUEST, "the request that asks has ended")

@@ -1,7 +1,7 @@
 """Serve a request that brings answers once, and give its answer to copies of it as well.
 
 An answer is kept until its call has another round, or for a while. Kept answers are bounded in
-number and in bytes. A large answer is not kept.
+number and in bytes, by clients (``core/fair_bound.py``). A large answer is not kept.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.background import Background
+from mcp_sessions.core.fair_bound import FairBound
 from mcp_sessions.core.messages import encode, wire_error
 from mcp_sessions.errors import OutcomeUnknown
 from mcp_sessions.server.upstream.held_call import HeldCall
@@ -66,11 +67,11 @@ class Copies:
     """
 
     def __init__(self, *, most: int, most_bytes: int, seconds: float) -> None:
-        self._most, self._most_bytes, self._seconds = most, most_bytes, seconds
+        self._bound, self._seconds = FairBound[str](most=most, most_bytes=most_bytes), seconds
         self._rounds: dict[str, _Round] = {}
         self._last: dict[HeldCall, str] = {}
-        self._kept: dict[str, tuple[int, asyncio.TimerHandle]] = {}
-        """Bytes of each answer that is kept, oldest first, and the timer that forgets it."""
+        self._kept: dict[str, asyncio.TimerHandle] = {}
+        """The timer that forgets each answer that is kept."""
 
         self._background = Background()
 
@@ -112,7 +113,7 @@ class Copies:
         self._rounds[name] = begun
         self._last[held] = name
         held.outcome.add_done_callback(lambda _: self._last.pop(held, None))
-        self._background.run("a round of a call", self._run(begun, turn))
+        self._background.run("a round of a call", self._run(begun, held, turn))
         return await begun.answered()
 
     async def close(self) -> None:
@@ -120,7 +121,9 @@ class Copies:
         for name in list(self._kept):
             self._forget(name)
 
-    async def _run(self, begun: _Round, turn: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+    async def _run(
+        self, begun: _Round, held: HeldCall, turn: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> None:
         error = wire_error(OutcomeUnknown())
         result: dict[str, Any] | None = None
         try:
@@ -130,25 +133,23 @@ class Copies:
         finally:
             begun.answer.set_result(UpstreamError(error) if result is None else result)
             begun.release()
-            self._keep(begun.name, len(encode(error if result is None else result)))
+            self._keep(begun.name, held, len(encode(error if result is None else result)))
 
-    def _keep(self, name: str, size: int) -> None:
+    def _keep(self, name: str, held: HeldCall, size: int) -> None:
         if size > KEPT:
             self._forget(name)
             return
-        timer = asyncio.get_running_loop().call_later(self._seconds, self._forget, name)
-        self._kept[name] = size, timer
-        while len(self._kept) > self._most or self._size() > self._most_bytes:
-            self._forget(next(iter(self._kept)))
+        loop = asyncio.get_running_loop()
+        self._kept[name] = loop.call_later(self._seconds, self._forget, name)
+        for gone in self._bound.add(name, held.share, held.owner, size):
+            self._forget(gone)
 
     def _forget(self, name: str) -> None:
         self._rounds.pop(name, None)
-        if name in self._kept:
-            _, timer = self._kept.pop(name)
+        self._bound.remove(name)
+        timer = self._kept.pop(name, None)
+        if timer is not None:
             timer.cancel()
-
-    def _size(self) -> int:
-        return sum(size for size, _ in self._kept.values())
 
 
 def _unanswered() -> asyncio.Future[dict[str, Any] | UpstreamError]:

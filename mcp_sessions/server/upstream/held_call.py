@@ -27,6 +27,12 @@ class HeldCall:
     """Cancels its handler."""
 
     outcome: asyncio.Future[dict[str, Any]]
+    share: Hashable = None
+    """Its client's, by which it is bounded."""
+
+    name: str | None = None
+    """Its name while it waits for its client. None: it does not."""
+
     _largest: int = 0
     size: int = 0
     """Bytes of its largest request and its open questions."""

@@ -6,7 +6,7 @@ Messages are JSON-RPC methods and params, as plain dictionaries.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -190,6 +190,13 @@ class UpstreamCall(Outbound, Protocol):
     @property
     def conversation_session(self) -> SessionId | None:
         """Return the session of its host's conversation. Its client does not know the session."""
+        ...
+
+    @property
+    def share(self) -> Hashable:
+        """Return what its client is counted for: its user, or the address of a client that nobody
+        authenticated.
+        """
         ...
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:

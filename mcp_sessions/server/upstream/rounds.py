@@ -8,13 +8,16 @@ Rules:
    another request cannot use it. If it comes too late, the answer is -31012. The same request, sent
    again, gets the same answer while that is kept.
 3. A call whose client does not come back gets a timeout error for its questions. It asks nothing
-   more. If it still runs after a while, it is cancelled. It is cancelled at once if too many wait.
-4. A client that is away does not keep room or questions from others. Outside of sessions, one
-   principal has fewer waiting calls than children that it may keep busy (``sharing.py``). The
-   oldest is given up if another client needs its room and it waited for :data:`AWAY` seconds, or
-   for :data:`AWAY_IN_SMALL` if there are fewer than four children.
-5. Waiting calls are bounded in bytes, for one session or principal and in all. The oldest goes
-   first, and the newest stays.
+   more. If it still runs after a while, it is cancelled.
+4. A client that is away keeps the room of others for a while only. A call outside of sessions that
+   waited for :data:`AWAY` seconds is given up if another client needs its room
+   (:data:`AWAY_IN_SMALL` if there are fewer than four children). It is a call of the client that
+   has most of them, if that has more than the other one. A session keeps its child.
+5. Calls in rounds are bounded in number and in bytes, by clients (``core/fair_bound.py``). Who has
+   most loses its oldest. A client is asked nothing if only a client with as many could lose one:
+   the handler gets the error. Outside of sessions, one principal has fewer than half of the
+   children that it may have, but at least one. All clients without authentication are one such
+   principal.
 """
 
 from __future__ import annotations
@@ -22,26 +25,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter
+import time
 from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import Any, Final, Protocol
 
 from mcp_sessions.background import Background
+from mcp_sessions.core.fair_bound import FairBound
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import encode, members_of, wire_error
 from mcp_sessions.core.named import NAMED
-from mcp_sessions.core.without_listener import WithoutListener
-from mcp_sessions.errors import OutcomeUnknown
+from mcp_sessions.errors import LimitReached, OutcomeUnknown
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_request_id
+from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.asks import Asks, accepts
-from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
+from mcp_sessions.server.upstream.call_in_rounds import CallInRounds, timed_out
 from mcp_sessions.server.upstream.copies import KEPT, Copies
 from mcp_sessions.server.upstream.held_call import HeldCall, new_outcome, what_of
-from mcp_sessions.server.upstream.port import NotAskable, PeerRequest, UpstreamCall, UpstreamError
+from mcp_sessions.server.upstream.port import (
+    NotAskable,
+    PeerError,
+    PeerRequest,
+    UpstreamCall,
+    UpstreamError,
+)
 from mcp_sessions.server.upstream.request_state import named
 
 logger = logging.getLogger(__name__)
@@ -101,24 +111,30 @@ class Rounds:
     ) -> None:
         self._other_replicas = other_replicas
         self._process = process
-        self._has_room = room is not None
         self._patience = policy.question_timeout
         self._cancelled_after = policy.detached_timeout
         self._is_small = room is not None and room < _SMALL
         self._waiting: dict[str, tuple[HeldCall, asyncio.TimerHandle]] = {}
         """Calls between two rounds, by name."""
 
-        self._most_bytes = policy.max_unread_bytes
+        self._policy = policy
         self._copies = Copies(
             most=policy.max_detached_requests,
-            most_bytes=self._most_bytes // _SHARE,
+            most_bytes=policy.max_unread_bytes // _SHARE,
             seconds=self._patience,
         )
-        of_one = policy.max_detached_requests_per_session
-        self._bound = WithoutListener[str](
+        self._part_of_room = max(1, room // 2 - 1) if room is not None else math.inf
+        self._most_of_one = min(policy.max_detached_requests_per_session, self._part_of_room)
+        self._bound = FairBound[HeldCall](
             most=policy.max_detached_requests,
-            most_of_one=of_one if room is None else min(of_one, max(1, room // 2 - 1)),
+            most_bytes=policy.max_unread_bytes,
+            most_of_one=self._most_of_one,
+            most_bytes_of_one=policy.max_unread_bytes // _SHARE,
         )
+        self._of_anyone = FairBound[HeldCall](most=self._part_of_room)
+        """Those of clients without authentication and outside of sessions."""
+
+        self._limits = ReachedLimits(time.monotonic)
         self._background = Background()
         self._is_closing = False
 
@@ -147,12 +163,16 @@ class Rounds:
 
         Raises:
             NotAskable: Its client does not accept the question, or the method has no rounds.
+            PeerError: Its client has too many calls in rounds.
         """
         method, params = request.method, request.params
         if method not in NAMED or not accepts(asks, asked.method, asked.params):
             raise NotAskable(asked.method)
         what = what_of(call, owner, method, params)
-        held = HeldCall(CallInRounds(call, asks), owner, what, cancel, new_outcome())
+        held = HeldCall(CallInRounds(call, asks), owner, what, cancel, new_outcome(), call.share)
+        if not self._holds(held):
+            raise self._too_many(held)
+        held.outcome.add_done_callback(lambda _: self._let_go(held))
         self._background.run("the first round of a call", self._first(held, params, answer))
         return held
 
@@ -191,34 +211,48 @@ class Rounds:
             raise
         return await self._copies.serve(name, held, answers, partial(self._turn, held, params))
 
-    async def give_up_oldest(self, of: Principal | None) -> bool:
-        """Give up the oldest call outside of sessions whose client is away, to make room.
+    async def give_up_oldest(self, of: Principal | None, share: Hashable) -> bool:
+        """Give up a call outside of sessions whose client is away, to make room: the oldest of the
+        client that has most.
 
         Args:
             of: Its principal. None: any.
+            share: The client that needs the room. It gets nothing of a client with as many calls.
 
         Returns:
             Whether a call was given up.
         """
-        name = self._oldest(of)
-        if name is None or asyncio.get_running_loop().time() < self._may_go_at(name):
+        held = self._away(of, share)
+        if held is None:
             return False
-        held, _ = self._waiting[name]
-        self._give_up(name)
+        self._give_up(held)
         await asyncio.wait({held.outcome}, timeout=_CANCELLING)
         return True
 
-    def gives_up_at(self, of: Principal | None) -> float:
+    def gives_up_at(self, of: Principal | None, share: Hashable) -> float:
         """Return when :meth:`give_up_oldest` gives up the next call, if its client stays away.
         Infinite: there is none.
         """
-        name = self._oldest(of)
-        return self._may_go_at(name) if name is not None else math.inf
+        return min(map(self._may_go_at, self._replaceable(of, share)), default=math.inf)
 
-    def _oldest(self, of: Principal | None) -> str | None:
-        owner = ((name, held.owner) for name, (held, _) in self._waiting.items())
-        own = (name for name, it in owner if isinstance(it, Principal) and it.is_user_of(of))
-        return next(own, None)
+    def _away(self, of: Principal | None, share: Hashable) -> HeldCall | None:
+        now = asyncio.get_running_loop().time()
+        away = [name for name in self._replaceable(of, share) if self._may_go_at(name) <= now]
+        return self._waiting[max(away, key=self._count_of)][0] if away else None
+
+    def _replaceable(self, of: Principal | None, share: Hashable) -> list[str]:
+        """The calls that may make room for a client, oldest first."""
+        has = self._bound.count(share)
+        return [
+            name
+            for name, (held, _) in self._waiting.items()
+            if isinstance(held.owner, Principal)
+            and held.owner.is_user_of(of)
+            and (held.share == share or self._count_of(name) > has)
+        ]
+
+    def _count_of(self, name: str) -> int:
+        return self._bound.count(self._waiting[name][0].share)
 
     def _may_go_at(self, name: str) -> float:
         _, timer = self._waiting[name]
@@ -228,17 +262,17 @@ class Rounds:
         return any(held.owner == session_id for held, _ in self._waiting.values())
 
     def session_ended(self, session_id: Hashable) -> None:
-        for name, (held, _) in list(self._waiting.items()):
+        for held, _ in list(self._waiting.values()):
             if held.owner == session_id:
-                self._give_up(name)
+                self._give_up(held)
 
     def leave(self) -> None:
         """Cancel the calls that wait, and those that begin to wait from now on: no client can come
         back to this process.
         """
         self._is_closing = True
-        for name in list(self._waiting):
-            self._give_up(name)
+        for held, _ in list(self._waiting.values()):
+            self._give_up(held)
 
     async def close(self) -> None:
         self.leave()
@@ -252,25 +286,30 @@ class Rounds:
         answer: Callable[[dict[str, Any]], Awaitable[None]],
     ) -> None:
         try:
-            questions = await held.call.turn()
-            if questions is not None:
-                await answer(self._asked(held, params, questions))
+            asked = self._asked(held, params, await held.call.turn())
+            if asked is not None:
+                await answer(asked)
         except Exception:
             # Its client would wait for questions that do not come.
             held.cancel()
             raise
 
     async def _turn(self, held: HeldCall, params: dict[str, Any] | None) -> dict[str, Any]:
-        questions = await held.call.turn()
-        if questions is None:
-            return await asyncio.shield(held.outcome)
-        return self._asked(held, params, questions)
+        asked = self._asked(held, params, await held.call.turn())
+        return asked if asked is not None else await asyncio.shield(held.outcome)
 
     def _asked(
-        self, held: HeldCall, params: dict[str, Any] | None, questions: dict[str, Any]
-    ) -> dict[str, Any]:
-        name = mint_request_id(self._process)
+        self, held: HeldCall, params: dict[str, Any] | None, questions: dict[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """Return the result that asks. None: the call has ended, or may not ask any more."""
+        if questions is None:
+            return None
         held.asked(params, questions)
+        self._let_go(held)
+        if not self._holds(held):
+            held.call.end(partial(self._too_many, held))
+            return None
+        name = mint_request_id(self._process)
         self._wait(held, name)
         return {
             "resultType": "input_required",
@@ -282,43 +321,55 @@ class Rounds:
         waiting = self._waiting.get(name)
         if waiting is None or waiting[0].what != what:
             raise UpstreamError(wire_error(OutcomeUnknown()))
-        held, timer = waiting
-        timer.cancel()
-        del self._waiting[name]
-        self._bound.remove(name)
-        return held
+        return self._removed(name)
 
     def _wait(self, held: HeldCall, name: str) -> None:
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._patience, self._timed_out, name)
-        self._waiting[name] = held, timer
-        given_up = self._bound.add(name, held.call.newest.principal, self._share_of(held))
-        if given_up is not None:
-            self._give_up(given_up)
-        while (loser := self._has_too_many_bytes(self._share_of(held))) is not None:
-            self._give_up(loser)
+        self._waiting[name] = held, loop.call_later(self._patience, self._timed_out, name)
+        held.name = name
         held.outcome.add_done_callback(lambda outcome: self._ended(name, outcome))
-        if self._is_closing and name in self._waiting:
-            self._give_up(name)
+        if self._is_closing:
+            self._give_up(held)
 
-    def _has_too_many_bytes(self, newest: Hashable) -> str | None:
-        sizes = Counter[Hashable]()
-        for held, _ in self._waiting.values():
-            sizes[self._share_of(held)] += held.size
-        if sizes[newest] > self._most_bytes // _SHARE:
-            owner = newest
-        elif sizes.total() > self._most_bytes:
-            owner = max(sizes, key=sizes.__getitem__)
+    def _holds(self, held: HeldCall) -> bool:
+        """Count a call, and give up those that go for it. False: it is refused itself."""
+        if self._is_counted(held):
+            return True
+        away = self._away(None, held.share)
+        if away is None:
+            return False
+        self._give_up(away)
+        return self._is_counted(held)
+
+    def _is_counted(self, held: HeldCall) -> bool:
+        is_anyones = held.owner == ANONYMOUS
+        session = held.owner if not is_anyones else None
+        for bound in (self._bound, self._of_anyone) if is_anyones else (self._bound,):
+            for gone in bound.add(held, held.share, session, held.size):
+                if gone is held:
+                    self._let_go(held)
+                    return False
+                self._give_up(gone)
+        return True
+
+    def _let_go(self, held: HeldCall) -> None:
+        self._bound.remove(held)
+        self._of_anyone.remove(held)
+
+    def _too_many(self, held: HeldCall) -> PeerError:
+        policy, of_one = self._policy, "max_detached_requests_per_session"
+        if len(self._of_anyone) >= self._part_of_room or (
+            self._most_of_one == self._part_of_room and self._bound.is_full(held.share, held.owner)
+        ):
+            refused = LimitReached("max_children", self._part_of_room)
+        elif len(self._bound) >= policy.max_detached_requests:
+            refused = LimitReached("max_detached_requests", policy.max_detached_requests)
+        elif self._bound.is_full(held.share, held.owner):
+            refused = LimitReached(of_one, self._most_of_one)
         else:
-            return None
-        *older, _ = self._waiting.items()
-        return next((name for name, (held, _) in older if self._share_of(held) == owner), None)
-
-    def _share_of(self, held: HeldCall) -> Hashable:
-        """Return what a call is counted for. Clients that nobody authenticated are one principal:
-        one of them must not end the calls of the others. Where room is bounded they share it.
-        """
-        return held if held.owner == ANONYMOUS and not self._has_room else held.owner
+            refused = LimitReached("max_unread_bytes", policy.max_unread_bytes)
+        self._limits.reached(refused)
+        return PeerError(refused.code, refused.message, refused.data)
 
     def _ended(self, name: str, outcome: asyncio.Future[dict[str, Any]]) -> None:
         """Give up a large answer: its server did not wait for the answers of the client."""
@@ -327,7 +378,7 @@ class Rounds:
         failed = outcome.exception()
         answer = outcome.result() if failed is None else getattr(failed, "error", {})
         if len(encode(answer)) > KEPT:
-            self._give_up(name)
+            self._give_up(self._waiting[name][0])
 
     def _timed_out(self, name: str) -> None:
         held = self._removed(name)
@@ -336,17 +387,19 @@ class Rounds:
             "gets a timeout error",
             self._patience,
         )
-        held.call.end(timed_out=True)
+        held.call.end(timed_out)
         timer = asyncio.get_running_loop().call_later(self._cancelled_after, held.cancel)
         held.outcome.add_done_callback(lambda _: timer.cancel())
 
-    def _give_up(self, name: str) -> None:
-        held = self._removed(name)
+    def _give_up(self, held: HeldCall) -> None:
+        self._let_go(held)
+        if held.name is not None:
+            self._removed(held.name)
         logger.warning("a call whose client was asked and did not come back is cancelled")
         held.cancel()
 
     def _removed(self, name: str) -> HeldCall:
         held, timer = self._waiting.pop(name)
         timer.cancel()
-        self._bound.remove(name)
+        held.name = None
         return held

@@ -83,8 +83,8 @@ class Children:
     starter: Starter
     versions: frozenset[str]
     ours: Mapping[str, Any]
-    give_up: Callable[[Principal | None], Awaitable[bool]]
-    gives_up_at: Callable[[Principal | None], float]
+    give_up: Callable[[Principal | None, Hashable], Awaitable[bool]]
+    gives_up_at: Callable[[Principal | None, Hashable], float]
 
     def __post_init__(self) -> None:
         self.capabilities: Mapping[str, Any] | None = None
@@ -399,10 +399,10 @@ class Children:
         # Check again after each wait: others wait for the same room.
         while (limit := self.room.limit(principal)) is not None:
             owner = principal if limit == OF_ONE else None
-            made = await self._end_one(owner) or await self.give_up(owner)
+            made = await self._end_one(owner) or await self.give_up(owner, slot.share)
             if made or await self._end_a_start(owner):
                 continue
-            free_at = min(self.room.free_at(owner), self.gives_up_at(owner))
+            free_at = min(self.room.free_at(owner), self.gives_up_at(owner, slot.share))
             if max(free_at, loop.time()) > until:
                 raise self._no_room(limit)
             await asyncio.sleep(LOOKS)

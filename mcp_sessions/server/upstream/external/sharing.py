@@ -134,7 +134,7 @@ class Sharing:
         # It may have ended since, or belong to a session now.
         first = self._children.slot(key, lambda: first)
         slot = self._own(first, key, sender)
-        if slot is None and await self._rounds.give_up_oldest(key.principal):
+        if slot is None and await self._rounds.give_up_oldest(key.principal, call.share):
             first = self._children.slot(key, lambda: first)
             slot = self._own(first, key, sender)
         slot = slot or self._shared(key) or first

@@ -152,6 +152,11 @@ class Slot:
     def another(self, key: Hashable) -> Slot:
         return Slot(self.services, key, self.client, self.clients, is_spare=True)
 
+    @property
+    def share(self) -> Hashable:
+        """Return the client whose request waits for the child. None: no request does."""
+        return next((call.share for call in self.calls), None)
+
     def label(self) -> str:
         title = self.services.title
         return f"{title} of {digest(self.key) if isinstance(self.key, str) else 'a client'}"

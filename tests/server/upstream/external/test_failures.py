@@ -115,12 +115,12 @@ class Starter:
         return Child(self._dies_of)
 
 
-def never(_: Principal | None) -> float:
+def never(*_: object) -> float:
     """No call is given up for others."""
     return math.inf
 
 
-async def none_is_away(_: Principal | None) -> bool:
+async def none_is_away(*_: object) -> bool:
     """No call waits for a client that was asked."""
     return False
 

@@ -76,7 +76,7 @@ class World:
             server, made, frozenset({VERSION}), OURS, self.give_up, self.gives_up_at
         )
 
-    async def give_up(self, _: Principal | None) -> bool:
+    async def give_up(self, *_: object) -> bool:
         """Whether there was one for so long, and is none any more."""
         if self.away is None or asyncio.get_running_loop().time() < self.away[0]:
             return False
@@ -84,7 +84,7 @@ class World:
         self.away = None
         return True
 
-    def gives_up_at(self, _: Principal | None) -> float:
+    def gives_up_at(self, *_: object) -> float:
         return self.away[0] if self.away is not None else math.inf
 
     async def holds(self, *, is_sessionless: bool = False) -> Slot:
