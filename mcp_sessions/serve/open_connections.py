@@ -8,10 +8,11 @@ Rules:
 2. A peer that takes nothing is cut: after ``receive_timeout``, or after ``slow_timeout`` if its
    connection is closed already and only the rest of an answer is left. Data that the system has
    taken and the peer has not is the system's to watch (on Linux).
-3. At the bound a new connection replaces one whose client sent a bad credential and waits for the
-   refusal. Otherwise it replaces one that waits for a request, or for the rest of a request. The
-   one that was silent for longest goes first. If none waits, the new one gets 503, or the answer of
-   a health check.
+3. A connection counts from its start, before its TLS handshake. At the bound a new connection
+   replaces one whose client sent a bad credential and waits for the refusal. Otherwise it replaces
+   one that waits for a handshake, for a request, or for the rest of a request: one of the address
+   that has most connections, and there the one that was silent for longest. If none waits, the new
+   one gets 503, or the answer of a health check.
 4. At most :data:`MOST_DELAYED` connections wait for a refusal, however many connections there may
    be. One more replaces the first of them.
 5. A line in the log says so, at most once in :data:`QUIET` seconds.
@@ -29,7 +30,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -88,6 +89,9 @@ def connection_limits(policies: Sequence[SessionPolicy]) -> ConnectionLimits:
 class Looked:
     """The last look at a connection. Times are on the clock of the event loop."""
 
+    address: str = ""
+    """Of its peer. Empty for a socket of the file system."""
+
     received_at: float = 0.0
     """When it last sent something."""
 
@@ -128,6 +132,7 @@ class OpenConnections:
 
         self._health = frozenset(health)
         self._open: dict[Open, None] = {}
+        self._of_address: Counter[str] = Counter()
         self._leaving: set[Open] = set()
         """Those that were closed to make room for others."""
 
@@ -152,7 +157,11 @@ class OpenConnections:
 
     def opened(self, connection: Open) -> None:
         """Count an accepted connection. If there are too many, close another one."""
+        peer = connection.transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            connection.looked.address = str(cast("tuple[object, ...]", peer)[0])
         self._open[connection] = None
+        self._of_address[connection.looked.address] += 1
         sock = connection.transport.get_extra_info("socket")
         if sock is not None:
             # The system gives each the lowest number that is free.
@@ -170,12 +179,17 @@ class OpenConnections:
                 connection.serve_only(self._health)
                 return
             self.count_reason("closed while idle, to make room")
-            first = min(waiting, key=lambda each: each.looked.received_at)
+            first = min(waiting, key=self._goes_first)
             self._leaving.add(first)
             first.transport.abort()
 
     def closed(self, connection: Open) -> None:
-        self._open.pop(connection, None)
+        if connection in self._open:
+            del self._open[connection]
+            address = connection.looked.address
+            self._of_address[address] -= 1
+            if not self._of_address[address]:
+                del self._of_address[address]
         self._leaving.discard(connection)
         self._delayed.pop(connection, None)
 
@@ -223,6 +237,10 @@ class OpenConnections:
     def give_up(self) -> None:
         for each in list(self._open):
             each.give_up()
+
+    def _goes_first(self, connection: Open) -> tuple[int, float]:
+        looked = connection.looked
+        return -self._of_address[looked.address], looked.received_at
 
     def _close_delayed(self, connection: Open) -> None:
         del self._delayed[connection]

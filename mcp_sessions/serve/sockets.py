@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import socket
 
@@ -32,3 +33,25 @@ def listen_on(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def accept_some(
+    listener: socket.socket, most: int = LISTEN_BACKLOG
+) -> tuple[list[socket.socket], OSError | None]:
+    """Accept the connections that wait, and no more than ``most``. Return them, and why the rest
+    could not be accepted.
+    """
+    accepted: list[socket.socket] = []
+    listener.setblocking(False)
+    while len(accepted) < most:
+        try:
+            connection, _ = listener.accept()
+        except BlockingIOError:
+            break
+        except OSError as failed:
+            if failed.errno == errno.ECONNABORTED:
+                continue
+            return accepted, failed
+        connection.setblocking(False)
+        accepted.append(connection)
+    return accepted, None

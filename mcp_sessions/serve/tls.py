@@ -12,7 +12,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -20,10 +20,13 @@ from typing import TYPE_CHECKING
 from mcp_sessions.authentication.key_file import check_status
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.security import KEYFILE_PASSWORD_VARIABLE
+from mcp_sessions.serve.open_connections import Looked
+from mcp_sessions.serve.sockets import accept_some
 
 if TYPE_CHECKING:
-    import uvicorn
     from cryptography import x509
+
+    from mcp_sessions.serve.protocols import LimitedConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +119,119 @@ def certificate_of(certfile: str | None, keyfile: str | None) -> Certificate | N
     return None
 
 
+ACCEPTED_AT_ONCE = 4
+"""Connections that are accepted before others are closed to make room."""
+
 HANDSHAKE = 10.0
 """Seconds that a client has for its TLS handshake; ``receive_timeout``, if that is shorter."""
 
 
-async def listen_for_tls(
-    protocol: Callable[[], asyncio.Protocol],
-    sockets: Sequence[socket.socket],
-    config: uvicorn.Config,
-    receive_timeout: float,
-) -> list[asyncio.Server]:
-    """Listen as uvicorn does, but with a bound of ours for the handshake. uvicorn would give a
-    silent client a minute, in which nothing counts its connection.
+class Handshaking(asyncio.Transport):
+    """A connection until its TLS handshake is complete. It counts as one that waits for a request.
+
+    Args:
+        connection: An accepted one.
+        protocol: Makes the protocol that serves it then.
     """
-    loop = asyncio.get_running_loop()
-    return [
-        await loop.create_server(
-            protocol,
-            sock=sock,
-            ssl=config.ssl,
-            backlog=config.backlog,
-            ssl_handshake_timeout=min(HANDSHAKE, receive_timeout),
-        )
-        for sock in sockets
-    ]
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        protocol: Callable[[], asyncio.Protocol],
+        config: LimitedConfig,
+    ) -> None:
+        super().__init__({"socket": connection, "peername": connection.getpeername()})
+        loop, self._connections = asyncio.get_running_loop(), config.open_connections
+        self.transport: asyncio.Transport = self
+        within = min(HANDSHAKE, self._connections.limits.receive_timeout)
+        self.looked = Looked(received_at=loop.time(), late_at=loop.time() + within)
+        completing = loop.connect_accepted_socket(protocol, connection, ssl=config.ssl)
+        self._completing = loop.create_task(completing)
+        self._completing.add_done_callback(self._completed)
+        self._connections.opened(self)
+
+    def _completed(self, completing: asyncio.Task[object]) -> None:
+        self._connections.closed(self)
+        failed = asyncio.CancelledError() if completing.cancelled() else completing.exception()
+        if failed is None:
+            return
+        # The client is gone, or late, or what it sent is no TLS.
+        self.get_extra_info("socket").close()
+        if not isinstance(failed, (OSError, asyncio.CancelledError)):
+            said = {"message": "a TLS handshake failed", "exception": failed}
+            completing.get_loop().call_exception_handler(said)
+
+    def abort(self) -> None:
+        self._completing.cancel()
+
+    def is_closing(self) -> bool:
+        return self._completing.done()
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def serve_only(self, paths: frozenset[str]) -> None:
+        """Do nothing: it is looked at again when its handshake is complete."""
+
+    def waits(self) -> bool:
+        return True
+
+    def is_stuck(self) -> bool:
+        return False
+
+    def give_up(self) -> bool:
+        self.abort()
+        return True
+
+
+class TlsListener:
+    """Listens as uvicorn does, but counts each connection from its start. uvicorn would give a
+    silent client a minute, in which nothing counts its connection.
+
+    Args:
+        listener: Is not closed.
+        protocol: Makes the protocol of a connection.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        protocol: Callable[[], asyncio.Protocol],
+        config: LimitedConfig,
+    ) -> None:
+        self._listener = listener
+        self._protocol = protocol
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._again: asyncio.TimerHandle | None = None
+        listener.setblocking(False)
+        self._listen()
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        accepted, failed = accept_some(self._listener, ACCEPTED_AT_ONCE)
+        for connection in accepted:
+            try:
+                Handshaking(connection, self._protocol, self._config)
+            except OSError:
+                # Its client is gone.
+                connection.close()
+        if failed is not None:
+            # There is no descriptor or no memory for one more.
+            self._config.open_connections.count_reason("kept waiting: none could be accepted")
+            self._loop.remove_reader(self._listener)
+            self._again = self._loop.call_later(1, self._listen)
+
+    def close(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener)
+
+    async def wait_closed(self) -> None:
+        """Return: uvicorn has waited for its connections."""
 
 
 def _context() -> ssl.SSLContext:

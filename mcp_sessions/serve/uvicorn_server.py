@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import signal
 import socket
@@ -22,9 +21,9 @@ from mcp_sessions.serve.health import health_paths
 from mcp_sessions.serve.open_connections import ConnectionLimits, OpenConnections
 from mcp_sessions.serve.protocols import LimitedConfig, LimitedHttp, LimitedWebSocket
 from mcp_sessions.serve.reloading import Reloading
-from mcp_sessions.serve.sockets import LISTEN_BACKLOG
+from mcp_sessions.serve.sockets import LISTEN_BACKLOG, accept_some
 from mcp_sessions.serve.systemd import READY, STOPPING, notify
-from mcp_sessions.serve.tls import Certificate, listen_for_tls
+from mcp_sessions.serve.tls import Certificate, TlsListener
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +104,8 @@ class DrainingServer(uvicorn.Server):
         reloading: Asked at SIGHUP; None: nothing can be reloaded, and SIGHUP ends the process.
     """
 
+    config: LimitedConfig
+
     def __init__(
         self,
         config: LimitedConfig,
@@ -157,8 +158,8 @@ class DrainingServer(uvicorn.Server):
         tls = sockets if self.config.ssl is not None else None
         await super().startup(sockets=sockets if tls is None else [])
         if tls is not None and self.started:
-            within = self._connections.limits.receive_timeout
-            self.servers += await listen_for_tls(self._protocol, tls, self.config, within)
+            listeners = [TlsListener(each, self._protocol, self.config) for each in tls]
+            self.servers += cast("list[asyncio.Server]", listeners)
         # Only here, where the process is ours.
         set_aside_everything()
         self.ready.set()
@@ -245,7 +246,10 @@ class DrainingServer(uvicorn.Server):
         await asyncio.sleep(0)
         accepted: list[socket.socket] = []
         for listener in waiting:
-            accepted += _accept_all(listener)
+            more, failed = accept_some(listener)
+            if failed is not None:
+                logger.warning("waiting connections are not served: %s", failed)
+            accepted += more
             listener.close()
         loop, tls = asyncio.get_running_loop(), self.config.ssl
         within = FIRST_REQUEST if tls is not None else None
@@ -361,22 +365,3 @@ FIRST_REQUEST = 1.0
 """Seconds in which a request arrives on a connection that was made for it."""
 
 _NO_CYCLES = object()
-
-
-def _accept_all(listener: socket.socket) -> list[socket.socket]:
-    accepted: list[socket.socket] = []
-    listener.setblocking(False)
-    # As long as there are any, and no more than can wait.
-    while len(accepted) < LISTEN_BACKLOG:
-        try:
-            connection, _ = listener.accept()
-        except BlockingIOError:
-            break
-        except OSError as failed:
-            if failed.errno == errno.ECONNABORTED:
-                continue
-            logger.warning("waiting connections are not served: %s", failed)
-            break
-        connection.setblocking(False)
-        accepted.append(connection)
-    return accepted

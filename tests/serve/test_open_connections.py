@@ -163,6 +163,23 @@ def test_the_number_of_connections_can_be_bounded(tmp_path: Path) -> None:
             assert answer_on(sock).startswith(b"HTTP/1.1 200")
 
 
+def test_the_address_with_most_connections_makes_room(tmp_path: Path) -> None:
+    """Rule 3: who opens many closes no connection of another address, however silent."""
+    with hostile(tmp_path, "--max-connections", "6") as setup:
+        other = socket.socket()
+        setup.sockets.append(other)
+        other.bind(("127.0.0.2", 0))
+        other.settimeout(WITHIN)
+        other.connect(("127.0.0.1", setup.port))
+        setup.health()
+        many = [setup.connect() for _ in range(12)]
+        assert closed_by_peer(many[0]) == b""
+        setup.health()
+
+        other.sendall(setup.head("GET /healthz"))
+        assert answer_on(other).startswith(b"HTTP/1.1 200")
+
+
 LATE: dict[str, tuple[Callable[[Setup], bytes], bytes]] = {
     "a header": (lambda setup: setup.post(BODY)[:40], b"HTTP/1.1 408"),
     "a body": (lambda setup: setup.post(BODY)[:-10], b"HTTP/1.1 408"),

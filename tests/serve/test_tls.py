@@ -4,10 +4,10 @@ import datetime
 import json
 import os
 import re
-import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from websockets.typing import Subprotocol
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.security import KEYFILE_PASSWORD_VARIABLE
 from mcp_sessions.serve.tls import Certificate, certificate_of
+from tests.support.hostile import Setup, closed_by_peer, hostile
 from tests.support.serving import INITIALIZE, read_lines, serving
 
 APP = 'from mcp.server import MCPServer\nmcp = MCPServer("notes")\n'
@@ -90,14 +91,54 @@ def test_websocket_is_served_over_tls(served: str, files: Files) -> None:
 
 
 def test_a_client_that_does_not_complete_its_handshake_is_cut(files: Files) -> None:
-    """Nothing counts such a connection, so it must not stay for a minute."""
+    """It has ``receive_timeout``, and a line in the log counts it."""
+    with over_tls(files, "--receive-timeout", "0.5") as setup:
+        silent = setup.connect()
+        assert closed_by_peer(silent) == b""
+        assert "closed: no complete request came in time" in read_lines(setup.process, 1)
+        setup.health()
+
+
+SILENT: dict[str, bytes] = {
+    "nothing": b"",
+    "half a handshake": b"\x16\x03\x01\x02\x00\x01\x00\x01",
+    "no TLS": b"GET / HTTP/1.1\r\n\r\n",
+}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="has no limit of file descriptors")
+@pytest.mark.parametrize("what", SILENT)
+def test_connections_without_a_handshake_keep_nobody_out(what: str, files: Files) -> None:
+    """Rules 3 and 5 of ``open_connections.py``: before, nothing counted them, and each health check
+    failed without a line in the log.
+    """
+    with over_tls(files, descriptors=64) as setup:
+        for _ in range(80):
+            setup.connect().sendall(SILENT[what])
+        for _ in range(5):
+            setup.health()
+        assert setup.descriptors() < 64
+        if what != "no TLS":
+            assert "closed while idle, to make room" in read_lines(setup.process, 1)
+        rest = setup.log()
+        assert "connections were" not in rest and "Traceback" not in rest, rest
+
+
+def test_a_stop_does_not_wait_for_a_handshake(files: Files) -> None:
+    with over_tls(files) as setup:
+        setup.connect()
+        setup.health()
+        setup.process.terminate()
+        _, rest = setup.process.communicate(timeout=25)
+        assert "draining" in rest and "graceful shutdown exceeded" not in rest, rest
+
+
+@contextmanager
+def over_tls(files: Files, *arguments: str, descriptors: int | None = None) -> Generator[Setup]:
     certificate, key = files.issue("silent")
-    given = ("--ssl-certfile", certificate, "--ssl-keyfile", key, "--receive-timeout", "0.5")
-    with serving(files.folder, "app.py", *given, within=60) as process:
-        found = re.search(r"https://127\.0\.0\.1:(\d+)/mcp", read_lines(process, 5))
-        assert found is not None
-        with socket.create_connection(("127.0.0.1", int(found[1])), timeout=25) as silent:
-            assert silent.recv(1) == b""
+    given = ("--ssl-certfile", certificate, "--ssl-keyfile", key, *arguments)
+    with hostile(files.folder, *given, descriptors=descriptors, trusts=files.trusts) as setup:
+        yield setup
 
 
 def unusable(certfile: str, keyfile: str | None = None) -> str:

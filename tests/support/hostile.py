@@ -4,6 +4,7 @@ import base64
 import os
 import re
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Generator
@@ -27,9 +28,12 @@ async def large(size: int) -> str:
 
 
 class Setup:
-    def __init__(self, process: "subprocess.Popen[str]", port: int) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[str]", port: int, trusts: ssl.SSLContext | None = None
+    ) -> None:
         self.process = process
         self.port = port
+        self.trusts = trusts
         self.sockets: list[socket.socket] = []
 
     def connect(self, *, receive_buffer: int | None = None) -> socket.socket:
@@ -80,6 +84,8 @@ class Setup:
         """The status with which a new connection is answered."""
         sock = self.connect()
         try:
+            if self.trusts is not None:
+                sock = self.trusts.wrap_socket(sock, server_hostname="127.0.0.1")
             sock.sendall(sent)
             return sock.recv(65_536).partition(b"\r\n")[0].removeprefix(b"HTTP/1.1 ")
         finally:
@@ -132,16 +138,24 @@ def answer_on(sock: socket.socket) -> bytes:
 
 @contextmanager
 def hostile(
-    here: Path, *arguments: str, descriptors: int | None = None, within: float = 60.0
+    here: Path,
+    *arguments: str,
+    descriptors: int | None = None,
+    within: float = 60.0,
+    trusts: ssl.SSLContext | None = None,
 ) -> Generator[Setup]:
-    """A server in a process of its own."""
+    """A server in a process of its own.
+
+    Args:
+        trusts: What its clients trust, if the arguments name a certificate.
+    """
     (here / "app.py").write_text(APP)
     with serving(
         here, "app.py", "--health", "/", *arguments, descriptors=descriptors, within=within
     ) as process:
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/mcp", read_lines(process, 5))
+        found = re.search(r"https?://127\.0\.0\.1:(\d+)/mcp", read_lines(process, 5))
         assert found is not None
-        setup = Setup(process, int(found[1]))
+        setup = Setup(process, int(found[1]), trusts)
         try:
             yield setup
         finally:
