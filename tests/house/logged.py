@@ -57,7 +57,7 @@ COMPOSERS: Mapping[str, tuple[Kind, int, str]] = {
     "_break": (Kind.CAUSE, 0, "upstream/"),
     "not_started": (Kind.CAUSE, 0, "upstream/"),
     "refused": (Kind.CAUSE, 0, "http/upstream/"),
-    "count_reason": (Kind.CAUSE, 0, "serve/open_connections.py"),
+    "count_reason": (Kind.CAUSE, 0, "serve/"),
     "_say_what_is_lost": (Kind.CAUSE, 0, ""),
     "LogRecord": (Kind.MESSAGE, 4, "cli/"),
     "ConfigurationError": (Kind.SETTING, 0, ""),
