@@ -14,6 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
+import httpx2
 from mcp import Client, StdioServerParameters
 from mcp.client.sse import sse_client
 from mcp.types import Implementation
@@ -25,6 +26,7 @@ from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.core.addresses import HTTP, wrong_address
 from mcp_sessions.core.headers import sendable_headers
+from mcp_sessions.core.nearness import past_proxies
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.inherited import inherited
 
@@ -196,9 +198,23 @@ class Servers:
                 policy=self._policy,
             )
         else:
-            transport = sse_client(spec.url, headers=sendable_headers(spec.headers))
+            transport = sse_client(
+                spec.url,
+                headers=sendable_headers(spec.headers),
+                httpx_client_factory=partial(_http_client, spec.url),
+            )
         who = Implementation(name="mcp-sessions acp", version=__version__)
         return Client(transport, client_info=who)
+
+
+def _http_client(
+    url: str,
+    headers: dict[str, str] | None = None,
+    timeout: httpx2.Timeout | None = None,
+    auth: httpx2.Auth | None = None,
+) -> httpx2.AsyncClient:
+    mounts = past_proxies(url)
+    return httpx2.AsyncClient(headers=headers, timeout=timeout, auth=auth, mounts=mounts)
 
 
 def _warned(spec: ServerSpec, reason: str) -> Unreachable:

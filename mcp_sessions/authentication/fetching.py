@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final, cast
 
+from mcp_sessions.core.nearness import past_proxies
+
 LARGEST: Final = 262_144
 """Bytes of an answer, at most."""
 
@@ -51,7 +53,9 @@ async def _object(
     body = bytearray()
     try:
         async with (
-            httpx2.AsyncClient(follow_redirects=False, verify=_trust()) as client,
+            httpx2.AsyncClient(
+                follow_redirects=False, verify=_trust(), mounts=past_proxies(url)
+            ) as client,
             client.stream(method, url, headers=headers, data=form) as response,
         ):
             if response.status_code != 200:

@@ -56,6 +56,9 @@ _TYPES: Final = {
     "streamableHttp": _OF_URL,
     "streamable_http": _OF_URL,
 }
+_NOT_SPOKEN: Final = {"sse": "the transport of 2024 (sse)", "ws": "a WebSocket"}
+"""Types that hosts know and ``serve`` does not, and what they are. Such an entry is no mistake."""
+
 _URLS: Final = ("serverUrl", "httpUrl")
 """Other names of ``url`` in some hosts."""
 
@@ -63,7 +66,8 @@ _URLS: Final = ("serverUrl", "httpUrl")
 def servers_of(
     file: str, given: Mapping[str, Any], env: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, ExternalServer]:
-    """Return the enabled servers that the file names, each by the part of its path.
+    """Return the enabled servers that the file names, each by the part of its path. A server of
+    a kind that is not spoken is left out, with a warning: the others are served.
 
     Args:
         given: Options for all servers, as ``StdioServer`` and ``HTTPServer`` call them. A server's
@@ -99,6 +103,13 @@ def servers_of(
             if switches["disabled"] or switches["enabled"] is False:
                 logger.info("%s: %s is disabled", file, name)
                 continue
+            kind: object = members.get("type")
+            if isinstance(kind, str) and kind in _NOT_SPOKEN:
+                spoken = "only Streamable HTTP is spoken"
+                logger.warning(
+                    "%s: %s is not served: %s; %s", file, name, _NOT_SPOKEN[kind], spoken
+                )
+                continue
             unused = sorted(members.keys() - _USED)
             if unused:
                 logger.warning("%s: %s: serve ignores %s", file, name, ", ".join(unused))
@@ -106,7 +117,7 @@ def servers_of(
         except ConfigurationError as failed:
             raise ConfigurationError(f"{file}{_line_of(text, name)}: {name}: {failed}") from failed
     if not servers:
-        raise ConfigurationError(f"{file}: there is no server in it that is not disabled")
+        raise ConfigurationError(f"{file}: there is no server in it that can be served")
     return servers
 
 
@@ -173,8 +184,6 @@ def _server(
     members: dict[str, Any], given: Mapping[str, Any], env: Mapping[str, str]
 ) -> ExternalServer:
     kind = members.get("type", "http" if "url" in members else "stdio")
-    if kind == "sse":
-        raise ConfigurationError("the transport of 2024 (sse) is not spoken, only Streamable HTTP")
     if not isinstance(kind, str) or kind not in _TYPES:
         raise ConfigurationError(f"type: stdio or http, not {kind!r}")
     foreign = sorted(members.keys() & (_OF_COMMAND | _OF_URL) - _TYPES[kind])

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
+from urllib.parse import urlsplit
 
 BY_NAME = "mcp_sessions.by_name"
 """In the scope of a request to an endpoint that other names than this machine's may reach: its
@@ -105,6 +106,18 @@ def _has_sign(names: Iterable[bytes]) -> bool:
 def _without_port(host: str) -> str:
     found = _HOST.fullmatch(host)
     return (found[1] or found[2] or "") if found is not None else ""
+
+
+def past_proxies(url: str) -> dict[str, None]:
+    """Return the ``mounts`` of an HTTP client that asks one URL: none, or past all proxies.
+
+    A proxy of the environment is on another machine, or asks from another network. The loopback
+    there is not that of this machine. A URL with a name or an address of loopback means this one.
+    """
+    host = urlsplit(url).hostname
+    if not is_loopback(host):
+        return {}
+    return {f"all://[{host}]" if ":" in str(host) else f"all://{host}": None}
 
 
 @lru_cache(maxsize=1_024)

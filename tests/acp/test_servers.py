@@ -149,6 +149,23 @@ async def test_a_server_over_sse_is_reached_with_its_headers(over_sse: RunningSe
         assert await ask(client, session_id, "old count") == "no session"
 
 
+@pytest.mark.parametrize("kind", ["http", "sse"])
+async def test_a_server_on_this_machine_is_asked_past_the_proxies_of_the_environment(
+    kind: str,
+    over_http: RunningServer,
+    over_sse: RunningServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    entry = http_entry(over_http) if kind == "http" else sse_entry(over_sse)
+    async with conversation(ScriptedAgent(call)) as client:
+        session_id = await client.new(servers=[entry])
+        assert await ask(client, session_id, f"{entry['name']} flavour") == "pistachio"
+
+
 async def test_each_conversation_has_a_session_of_its_own_with_each_server(
     over_http: RunningServer,
 ) -> None:

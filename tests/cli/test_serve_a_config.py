@@ -208,7 +208,6 @@ def test_what_hosts_write_is_read(
         ({"url": "https://host/", "warm": 1}, "a: warm is only for commands"),
         ({**ENTRY, "type": "http"}, "is not for servers of type http"),
         ({**ENTRY, "url": "https://host/"}, "is not for servers of type http"),
-        ({"type": "sse", "url": "https://host/"}, "a: the transport of 2024 (sse)"),
         ({"type": "carrier"}, "a: type: stdio or http"),
         ({"url": "ftp://host"}, "a: 'ftp://host': an address begins with http:// or https://"),
         ({"url": "https://host", "headers": {"A": "b\nc"}}, "a: the header 'A' cannot be sent"),
@@ -225,6 +224,18 @@ def test_an_entry_that_cannot_be_served_is_named_in_one_line(
     file = written(tmp_path, {"a": entry})
     error = refused("serve", "--config", file)
     assert f"{file}, line 1: a: " in error and said in error
+
+
+@pytest.mark.parametrize("kind", ["sse", "ws"])
+def test_a_server_of_a_kind_that_is_not_spoken_keeps_no_other_from_being_served(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hosts that speak it have such entries: they are no mistake, whatever else they say."""
+    old = {"type": kind, "url": "${NO_SUCH}", "headers": {"A": 1}, "perhaps": True}
+    servers = servers_of(written(tmp_path, {"old": old, "new": {"url": "https://h/mcp"}}), {})
+    assert list(servers) == ["new"]
+    (warned,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert ": old is not served: " in warned and "only Streamable HTTP" in warned
 
 
 @pytest.mark.parametrize(
@@ -294,6 +305,7 @@ def test_comments_and_last_commas_are_read_over_as_editors_do(
         ('{"servers": {}, "mcpServers": {}}', "both mcpServers and servers"),
         ('{"mcpServers": {}}', "there is no server in it"),
         ('{"mcpServers": {"a": {"disabled": true}}}', "there is no server in it"),
+        ('{"mcpServers": {"a": {"type": "sse"}}}', "there is no server in it that can be served"),
         ('{"mcpServers": {"a": {}, "a": {}}}', "the name 'a' is there twice"),
         ('{"mcpServers": {"..": {}}}', "its name is no path, or that of another one"),
         (

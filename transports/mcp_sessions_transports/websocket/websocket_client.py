@@ -42,6 +42,7 @@ from mcp_sessions.client.dialer import (
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.rpc import instead_of_dropped, received
 from mcp_sessions.core.messages import RequestId, encode, error_body, members_of
+from mcp_sessions.core.nearness import past_proxies
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import FailureCause
 from mcp_sessions.errors import INVALID_REQUEST, OUTCOME_UNKNOWN
@@ -207,6 +208,7 @@ class WebSocketLink:
                 subprotocols=[SUBPROTOCOL],
                 additional_headers=headers,
                 compression=None,
+                proxy=None if past_proxies(self._dialer.url) else True,
                 max_size=self._policy.max_message,
                 open_timeout=self._policy.connect_timeout,
                 close_timeout=self._policy.closing_timeout,

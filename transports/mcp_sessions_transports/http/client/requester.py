@@ -15,6 +15,7 @@ from mcp_sessions import method_names
 from mcp_sessions.client.dialer import Failure, Json, LinkSettings
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.messages import RequestId, encode
+from mcp_sessions.core.nearness import past_proxies
 from mcp_sessions.core.resume import FailureCause
 from mcp_sessions_transports.connect_errors import without_credentials
 from mcp_sessions_transports.http.client.bounded_body import ACCEPTED
@@ -65,7 +66,10 @@ class Requester:
         timeout = httpx2.Timeout(_TIMEOUT, read=self._policy.response_silence)
         trusted = _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
         client = self._client = httpx2.AsyncClient(
-            timeout=timeout, verify=trusted, cookies=BoundedJar()
+            timeout=timeout,
+            verify=trusted,
+            cookies=BoundedJar(),
+            mounts=past_proxies(self._access.url),
         )
         try:
             yield

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import httpx2
 
 from mcp_sessions.core.headers import sendable_headers
+from mcp_sessions.core.nearness import past_proxies
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.ids import SessionId
@@ -48,6 +49,7 @@ class HttpChildren:
         client = httpx2.AsyncClient(
             verify=self._tls,
             cookies=BoundedJar(),
+            mounts=past_proxies(server.url),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=8),
         )
         wire = HttpWire(
