@@ -177,6 +177,7 @@ class Link:
         self._tasks: dict[asyncio.Task[None], RequestId | None] = {}
         self._initialized: asyncio.Future[bool] | None = None
         self._has_agreed = False
+        self._was_full = False
         self._write_task: asyncio.Task[None] | None = None
 
     def push(self, data: bytes) -> None:
@@ -259,6 +260,9 @@ class Link:
             self._refuse(request.id, INVALID_REQUEST, text, error)
             return
         if len(self._tasks) >= MAX_REQUESTS:
+            if not self._was_full:
+                self._was_full = True
+                logger.warning("requests are refused: %d wait for their answers", MAX_REQUESTS)
             self._refuse(request.id, LIMIT_REACHED, "Limit reached", {"limit": "requests"})
             return
         incoming = Incoming(self, request.id, request.method, request.params or {})

@@ -198,7 +198,10 @@ async def test_two_requests_with_one_id_do_not_cross() -> None:
         assert (await answer)["result"] == {"stopReason": "end_turn"}
 
 
-async def test_a_client_cannot_make_more_work_than_a_limit_says() -> None:
+async def test_a_client_cannot_make_more_work_than_a_limit_says(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log has one line about it."""
     release = asyncio.Event()
 
     async def wait(agent: ScriptedAgent, session_id: str, text: str) -> None:
@@ -214,6 +217,8 @@ async def test_a_client_cannot_make_more_work_than_a_limit_says() -> None:
         release.set()
         done = [await answer for answer in answers[:256]]
         assert all("result" in answer for answer in done)
+    said = [line for line in caplog.messages if line.startswith("requests are refused")]
+    assert said == ["requests are refused: 256 wait for their answers"]
 
 
 async def test_what_comes_while_initialize_is_answered_waits_for_it() -> None:

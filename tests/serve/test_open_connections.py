@@ -274,6 +274,16 @@ def test_a_header_without_an_end_is_refused(what: str, tmp_path: Path) -> None:
         setup.health()
 
 
+def test_the_log_has_a_line_about_headers_that_are_too_large(tmp_path: Path) -> None:
+    """A cookie that grows, for example. The client got 431, and the operator learned nothing."""
+    with hostile(tmp_path) as setup:
+        sock = setup.connect()
+        sock.sendall(setup.head("GET /healthz")[:-2] + b"X-More: " + b"y" * 70_000)
+        closed_by_peer(sock)
+        said = read_lines(setup.process, 1)
+        assert "connections were 1 refused: the header of the request is too large (431)" in said
+
+
 def test_an_upgrade_with_a_header_that_is_too_large_is_answered(tmp_path: Path) -> None:
     """The library that serves WebSockets takes 128 fields; nothing is left open after that. Before
     its release 17 it closes the connection without an answer.

@@ -6,6 +6,7 @@ that receives what is another's has received what it must not.
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from mcp_sessions import SessionPolicy, StdioServer
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.slot import Slot
@@ -133,7 +135,9 @@ class Puppets:
 
     async def start(self, slot: Slot, principal: Principal) -> Child:
         puppet = Puppet(slot)
-        child = puppet.child = Child(self._wire(cast(Any, puppet), 1_000_000), slot)
+        child = puppet.child = Child(
+            self._wire(cast(Any, puppet), 1_000_000, ReachedLimits(time.monotonic)), slot
+        )
         self.all.append(puppet)
         return child
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from mcp_sessions import method_names
 from mcp_sessions.core.listen_messages import Filter
-from mcp_sessions.core.messages import wire_error
 from mcp_sessions.core.named import NAMING
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import SessionId
@@ -37,7 +36,7 @@ from mcp_sessions.server.upstream.external.sharing import Sessionless, Sharing
 from mcp_sessions.server.upstream.external.slot import Clients, Services, Slot
 from mcp_sessions.server.upstream.external.subscribers import Subscribers
 from mcp_sessions.server.upstream.external.takeover import hand_over, spare, take_over
-from mcp_sessions.server.upstream.port import Outbound, UpstreamCall, UpstreamError, Wanted
+from mcp_sessions.server.upstream.port import Outbound, UpstreamCall, Wanted
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 
 Json = dict[str, Any]
@@ -290,14 +289,14 @@ class ExternalPeer:
             The call to use for the acknowledgement.
 
         Raises:
-            UpstreamError: Its params are malformed, or its child cannot be started. -31011,
-                ``max_subscriptions``: it names too many resources.
+            UpstreamError: Its params are malformed, or its child cannot be started.
+            LimitReached: It names more than ``max_subscriptions`` resources.
         """
         self._wrapped.shell.validate(method_names.LISTEN, VERSION, params)
         listen = Listen(call, Filter(params or {}))
         most = self._wrapped.max_subscriptions
         if len(listen.uris) > most:
-            raise UpstreamError(wire_error(LimitReached("max_subscriptions", most)))
+            raise LimitReached("max_subscriptions", most)
         slot = self.slot(call)
         slot.add_listen(listen, listen.uris)
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from secrets import token_hex
@@ -21,9 +22,11 @@ from typing import Any, Final
 from mcp_sessions import method_names
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.outline import Outlines
+from mcp_sessions.errors import LimitReached
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Forgotten, Waiting
 from mcp_sessions.server.upstream.external.child_wire import ChildConnection, Later, SendOnce
@@ -71,6 +74,7 @@ class StdioChildren:
         self._directories = Directories(lasting=lasting)
         self._server = server
         self._longest = longest
+        self._limits = ReachedLimits(time.monotonic)
         self._processes = Processes()
         self._warm = WarmProcesses(server.warm, server.child_idle, self._start_warm)
 
@@ -86,7 +90,7 @@ class StdioChildren:
     async def start(self, slot: Slot, principal: Principal) -> Child:
         process = await self._warm.take(slot.label)
         if process is not None:
-            return Child(StdioWire(process, self._longest), slot)
+            return Child(StdioWire(process, self._longest, self._limits), slot)
         return await self._start(slot, principal)
 
     async def _start_warm(self, label: Label) -> ChildProcess:
@@ -112,7 +116,7 @@ class StdioChildren:
             if leave is not None:
                 leave()
             raise
-        return Child(StdioWire(process, self._longest, ended=leave), slot)
+        return Child(StdioWire(process, self._longest, self._limits, ended=leave), slot)
 
     def session_ended(self, session_id: SessionId) -> None:
         own = name_for_handlers(session_id)
@@ -138,6 +142,7 @@ class StdioWire:
 
     Args:
         longest: Bytes of one of its messages, at most.
+        limits: Told of each answer that is longer.
         ended: Called once nothing of the process is left.
     """
 
@@ -145,11 +150,17 @@ class StdioWire:
     _child: ChildConnection
 
     def __init__(
-        self, process: ChildProcess, longest: int, *, ended: Callable[[], None] | None = None
+        self,
+        process: ChildProcess,
+        longest: int,
+        limits: ReachedLimits,
+        *,
+        ended: Callable[[], None] | None = None,
     ) -> None:
         self._process = process
         self._ended = ended
         self._longest = longest
+        self._limits = limits
         self._junk = 0
         self._spread: Outlines | None = None
         """Message on several lines that is not complete."""
@@ -264,13 +275,17 @@ class StdioWire:
             self._break("its output is not a message")
 
     def _too_long(self, line: TooLong) -> None:
-        why, child = f"has {more_than(self._longest)}", self._child
+        why = f"has {more_than(self._longest)}"
         if line.messages is None:
-            is_known = child.dropped(of_ends(line.head, line.tail, why), self._longest)
+            messages = [of_ends(line.head, line.tail, why)]
+            is_known = True
         else:
+            messages = [outlined(each, why) for each in line.messages.known]
             is_known = not line.messages.is_lost
-            for each in line.messages.known:
-                is_known = child.dropped(outlined(each, why), self._longest) and is_known
+        if any(each.is_answer for each in messages):
+            self._limits.reached(LimitReached("max_answer", self._longest))
+        for each in messages:
+            is_known = self._child.dropped(each, self._longest) and is_known
         if not is_known:
             # A request may wait for it.
             self._break(f"a message of {more_than(self._longest)}")

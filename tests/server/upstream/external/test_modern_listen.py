@@ -207,11 +207,15 @@ async def test_a_url_of_the_modern_era_reports_it_too() -> None:
         assert await notified(received, 1) == ["test://a"]
 
 
-async def test_what_is_no_listen_and_what_is_too_much_is_refused() -> None:
+async def test_what_is_no_listen_and_what_is_too_much_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The operator learns of the limit."""
     async with child_world(max_subscriptions=2) as w:
         client = ModernClient(w.carrier)
         many = await client.listen(None, *(f"test://{name}" for name in "abc")).error()
         assert (many["code"], many["data"]["limit"]) == (-31011, "max_subscriptions")
+        assert "The limit max_subscriptions (2) is reached" in caplog.text
         wrong: dict[str, Any] = {"notifications": {"resourceSubscriptions": 7}}
         assert (await client.send("subscriptions/listen", wrong).error())["code"] == -32602
         assert (await client.send("subscriptions/listen", {}).error())["code"] == -32602

@@ -25,6 +25,11 @@ pytestmark = pytest.mark.anyio
 
 CHILD_LOG = "mcp_sessions.server.upstream"
 
+TOO_LARGE = (
+    "refused requests: 1. The limit max_answer (4194304) is reached. "
+    "To raise it, set max_answer in SessionPolicy, or --max-answer"
+)
+
 
 on_each_loop = pytest.mark.parametrize(
     "anyio_backend",
@@ -209,14 +214,19 @@ async def test_a_second_answer_is_none() -> None:
         assert await client.text("count") == "2"
 
 
-async def test_an_answer_of_120_mb_is_an_error_and_takes_no_memory() -> None:
+async def test_an_answer_of_120_mb_is_an_error_and_takes_no_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The operator learns of it from one line, however many such answers come."""
     async with child_world() as w:
         client = await w.connected()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         error = await client.call("endless", size=120_000_000).error()
         assert "has more than 4194304 bytes" in error["message"]
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000
-        assert await client.text("count") == "2"
+        assert "has more than" in (await client.call("endless", size=5_000_000).error())["message"]
+        assert await client.text("count") == "3"
+    assert [line for line in caplog.messages if "The limit" in line] == [TOO_LARGE]
 
 
 async def test_a_large_answer_passes_and_one_of_nobody_ends_the_process() -> None:

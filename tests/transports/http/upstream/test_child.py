@@ -396,7 +396,7 @@ async def test_nothing_listens_there() -> None:
     ],
 )
 async def test_what_is_no_answer_is_an_error_of_its_request_and_nothing_runs_twice(
-    tool: str, code: int, said: str
+    tool: str, code: int, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with reached(options={"silence": 0.5}) as (server, client):
         session = (await client.start())["sessionId"]
@@ -406,6 +406,8 @@ async def test_what_is_no_answer_is_an_error_of_its_request_and_nothing_runs_twi
         assert server.calls == [tool], "a key that was used is no second call"
         assert await client.text("count") == "2", "the session goes on"
     assert len([m for m in server.received if m.get("method") == "initialize"]) == 1, "it was kept"
+    lines = [line for line in caplog.messages if "The limit max_answer (4194304)" in line]
+    assert len(lines) == ("more than" in said), "the operator learns of it from one line"
 
 
 async def test_a_redirect_within_the_server_is_followed() -> None:

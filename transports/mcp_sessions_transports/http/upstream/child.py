@@ -29,6 +29,8 @@ from mcp_sessions.core.messages import (
     meta_of,
     notification_message,
 )
+from mcp_sessions.errors import LimitReached
+from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.external.beginning import NoMeans
 from mcp_sessions.server.upstream.external.child_requests import ChildRefused, Forgotten, Waiting
 from mcp_sessions.server.upstream.external.child_wire import ChildConnection, SendOnce
@@ -77,9 +79,10 @@ class HttpWire:
     _child: ChildConnection
     _messages: Messages
 
-    def __init__(self, wire: Wire, longest: int) -> None:
+    def __init__(self, wire: Wire, longest: int, limits: ReachedLimits) -> None:
         self._wire = wire
         self._longest = longest
+        self._limits = limits
         self._posts: set[asyncio.Task[None]] = set()
         self._session = UrlSession(
             opens=self._request,
@@ -222,6 +225,7 @@ class HttpWire:
                 # The handshake: that it fails so is not to count as the server's failure.
                 failed = NoMeans(failed.error)
         except (ResponseTooLarge, EventTooLarge):
+            self._limits.reached(LimitReached("max_answer", self._longest))
             child.fail(waiting, f"the server's answer has {more_than(self._longest)}")
             return
         except FAILURES as broken:
@@ -296,6 +300,8 @@ class HttpWire:
         if event.dropped is not None:
             said = outlined(event.dropped, f"has {more_than(self._longest)}")
             if self._child.dropped(said, self._longest):
+                if said.is_answer:
+                    self._limits.reached(LimitReached("max_answer", self._longest))
                 return
             if waiting is not None:
                 raise EventTooLarge

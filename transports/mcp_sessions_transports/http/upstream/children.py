@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import isawaitable
@@ -15,6 +16,7 @@ from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions_transports.http.client.cookies import BoundedJar
@@ -36,6 +38,7 @@ class HttpChildren:
     def __init__(self, server: HTTPServer, longest: int) -> None:
         self._server = server
         self._longest = longest
+        self._limits = ReachedLimits(time.monotonic)
         self._tls: ssl.SSLContext | None = None
 
     async def start(self, slot: Slot, principal: Principal) -> Child:
@@ -61,6 +64,7 @@ class HttpChildren:
                 silence=server.silence,
             ),
             self._longest,
+            self._limits,
         )
         return Child(wire, slot)
 
