@@ -204,6 +204,9 @@ class OpenConnections:
     def count_reason(self, what: str) -> None:
         self._reasons[what] += 1
 
+    def refused_header(self) -> None:
+        self.count_reason("refused: the header of the request is too large (431)")
+
     def look(self, now: float) -> None:
         if now - self._looked_at < self._every:
             return

@@ -290,7 +290,7 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
                 if name == b"content-length":
                     self._body_left = int(value)
         if self._header > MAX_HEADER or (self.headers and len(self.headers) > MAX_FIELDS):
-            self._connections.count_reason("refused: the header of the request is too large (431)")
+            self._connections.refused_header()
             self._refuse(b"431 Request Header Fields Too Large")
 
     def _look_whether_whole(self) -> None:
