@@ -114,6 +114,37 @@ async def test_a_tool_that_ran_runs_once_whatever_comes_after_it(
     assert shakes(server) == 1, "the session goes on"
 
 
+@pytest.mark.parametrize("cases", [OF_STATUS, WITH_HEADERS, OF_THE_SERVER])
+async def test_a_tool_of_the_modern_era_that_ran_runs_once_as_well(
+    cases: list[tuple[dict[str, Any], int]],
+) -> None:
+    """That era has no session there, so its 404 proves nothing."""
+    ran: list[int] = []
+    modern = ModernServer()
+    app = modern.server.streamable_http_app()
+
+    async def refuses(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        if headers.get(b"mcp-method") != b"tools/call":
+            await modern.only(app)(scope, receive, send)
+            return
+        message = json.loads((await receive())["body"])
+        said, _ = cases[len(ran)]
+        ran.append(said["status"])
+        fields = [(name.encode(), value.encode()) for name, value in said["headers"].items()]
+        await send({"type": "http.response.start", "status": said["status"], "headers": fields})
+        body = said["body"].replace("ID", str(message["id"])).encode()
+        await send({"type": "http.response.body", "body": body})
+
+    async with app.router.lifespan_context(app), url_of(refuses) as url:
+        async with world(server=HTTPServer(url)) as w:
+            client = ModernClient(w.carrier)
+            for number, (said, code) in enumerate(cases, 1):
+                refused = await client.call("works").error()
+                assert (refused["code"], len(ran)) == (code, number), said
+                assert "started" not in str(refused.get("data")), said
+
+
 @pytest.mark.parametrize("code", [-32000, -32020, -32022, -32600, -32601, -32602, -32603])
 async def test_an_error_of_a_handler_of_the_modern_era_is_its_answer(code: int) -> None:
     """The SDK gives some codes of a handler the status of a refusal, 400 or 404."""
