@@ -247,8 +247,8 @@ class SessionLayer:
             health: See :meth:`asgi_app`.
             access_log: Log a line for each request (``mcp_sessions.access``).
             forwarded_allow_ips: Proxies whose ``X-Forwarded-For`` names the client: addresses and
-                networks, separated by commas, or ``*``. None: ``127.0.0.1``, or the variable
-                ``FORWARDED_ALLOW_IPS``.
+                networks, separated by commas, or ``*``. None: those of the variable
+                ``FORWARDED_ALLOW_IPS``, and else nobody.
             ssl_certfile: A certificate in PEM format, for HTTPS. None: the connections are not
                 encrypted. SIGHUP reads it again, for new connections.
             ssl_keyfile: Its key. None: it is in ``ssl_certfile``. The password of an encrypted key

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_network
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -240,14 +239,10 @@ def url_path(text: str) -> str:
 
 
 def proxies(text: str) -> str:
-    for each in text.split(","):
-        try:
-            if text.strip() != "*":
-                ip_network(each.strip(), strict=False)
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                f"must be addresses or networks, such as 10.0.0.0/8, or '*', not {each.strip()!r}"
-            ) from None
+    try:
+        Proxies(text)
+    except ConfigurationError as wrong:
+        raise argparse.ArgumentTypeError(str(wrong)) from None
     return text
 
 

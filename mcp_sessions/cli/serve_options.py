@@ -238,9 +238,7 @@ def _add_access(group: types.Options) -> None:
         action="append",
         default=[],
     )
-    group.add(
-        "--forwarded-allow-ips IPS", "proxies to trust, as 10.0.0.0/8 (127.0.0.1)", types.proxies
-    )
+    group.add("--forwarded-allow-ips IPS", "your proxies, as 10.0.0.0/8 (none)", types.proxies)
     group.add("--ssl-certfile FILE", "serve HTTPS with this certificate (HTTP)")
     group.add("--ssl-keyfile FILE", "the key, if the certificate's file has none")
 

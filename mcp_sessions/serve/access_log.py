@@ -16,6 +16,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_sessions.core.client_address import text_of_address
 from mcp_sessions.core.message import read
 from mcp_sessions.core.messages import Notification, decode, members_of
 from mcp_sessions.ids import digest
@@ -103,7 +104,7 @@ class _Seen:
     def log(self) -> None:
         scope = self._scope
         milliseconds = (time.monotonic() - self._begun) * 1000
-        client = (scope.get("client") or ("-", 0))[0]
+        client = text_of_address(scope) or "-"
         kind = scope["method"] if scope["type"] == "http" else "WEBSOCKET"
         if scope["type"] == "http" and kind not in _METHODS:
             kind = "-"

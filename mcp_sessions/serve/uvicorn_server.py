@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import threading
@@ -15,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions.background import Background, stopped
+from mcp_sessions.core.proxies import Proxies, scheme_of
 from mcp_sessions.serve.access_log import AccessLog
 from mcp_sessions.serve.garbage import Collections, set_aside_everything
 from mcp_sessions.serve.health import health_paths
@@ -62,6 +64,31 @@ class ClosingResponses:
             return send(message)
 
         return self._app(scope, receive, sending)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class BehindProxies:
+    """An application that is told who its clients are behind proxies."""
+
+    _app: ASGIApp
+    _proxies: Proxies
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        peer = scope.get("client")
+        if scope["type"] in ("http", "websocket") and self._proxies.have(peer[0] if peer else None):
+            client = self._proxies.client_of(_values(scope, b"x-forwarded-for"))
+            if client is not None:
+                # Without a port: its connection ends at the proxy.
+                scope["client"] = (client, 0)
+            scheme = scheme_of(_values(scope, b"x-forwarded-proto"))
+            if scheme is not None:
+                is_websocket, is_safe = scope["type"] == "websocket", scheme in ("https", "wss")
+                scope["scheme"] = ("ws" if is_websocket else "http") + ("s" if is_safe else "")
+        return self._app(scope, receive, send)
+
+
+def _values(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for each, value in scope["headers"] if each == name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +353,7 @@ def http_config(app: ASGIApp, settings: HttpSettings) -> LimitedConfig:
         interface="asgi3",
         log_level=settings.log_level,
         access_log=False,
-        forwarded_allow_ips=settings.forwarded_allow_ips,
+        proxy_headers=False,
         timeout_graceful_shutdown=5,
         timeout_keep_alive=KEEP_ALIVE,
         lifespan="on",
@@ -350,7 +377,14 @@ def draining_server(
 ) -> DrainingServer:
     """Serves an application; see :class:`DrainingServer` and :func:`http_config`."""
     responses = ClosingResponses(app)
-    config = http_config(AccessLog(responses) if settings.access_log else responses, settings)
+    served: ASGIApp = AccessLog(responses) if settings.access_log else responses
+    named = settings.forwarded_allow_ips
+    if named is None:
+        # uvicorn's own variable. It believes 127.0.0.1 without it, which nobody named.
+        named = os.environ.get("FORWARDED_ALLOW_IPS")
+    if named is not None:
+        served = BehindProxies(served, Proxies(named))
+    config = http_config(served, settings)
     return DrainingServer(
         config,
         responses,

@@ -39,6 +39,7 @@ from mcp_sessions.authentication.credential import (
     Verifier,
 )
 from mcp_sessions.authentication.pace import DELAYS, Pace
+from mcp_sessions.core.client_address import text_of_address
 from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.principal import ANONYMOUS, Principal
@@ -301,8 +302,7 @@ class _Noting:
 
 def _note(denied: OnDenied, reason: str, scope: Scope, principal: Principal) -> None:
     metrics.denied(reason)
-    client = scope.get("client")
-    denied(reason, client[0] if client else None, principal)
+    denied(reason, text_of_address(scope), principal)
 
 
 _REASONS: Final[Mapping[type, str]] = {
