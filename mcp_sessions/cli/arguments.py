@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from mcp_sessions.cli.logs import FORMATS, LEVELS, complain
+from mcp_sessions.core.proxies import Proxies
 from mcp_sessions.errors import ConfigurationError
 
 _VARIABLE = re.compile(

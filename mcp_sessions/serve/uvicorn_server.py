@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions.background import Background, stopped
 from mcp_sessions.core.proxies import Proxies, scheme_of
+from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.serve.access_log import AccessLog
 from mcp_sessions.serve.garbage import Collections, set_aside_everything
 from mcp_sessions.serve.health import health_paths
@@ -368,6 +369,16 @@ def http_config(app: ASGIApp, settings: HttpSettings) -> LimitedConfig:
     )
 
 
+def _proxies(named: str | None) -> Proxies | None:
+    source = "forwarded_allow_ips" if named is not None else "FORWARDED_ALLOW_IPS"
+    # uvicorn's own variable. Without it uvicorn believes 127.0.0.1, which nobody named.
+    text = named if named is not None else os.environ.get(source)
+    try:
+        return Proxies(text) if text is not None else None
+    except ConfigurationError as wrong:
+        raise ConfigurationError(f"{source}: {wrong}") from None
+
+
 def draining_server(
     app: ASGIApp,
     leaving: Leaving,
@@ -378,12 +389,9 @@ def draining_server(
     """Serves an application; see :class:`DrainingServer` and :func:`http_config`."""
     responses = ClosingResponses(app)
     served: ASGIApp = AccessLog(responses) if settings.access_log else responses
-    named = settings.forwarded_allow_ips
-    if named is None:
-        # uvicorn's own variable. It believes 127.0.0.1 without it, which nobody named.
-        named = os.environ.get("FORWARDED_ALLOW_IPS")
-    if named is not None:
-        served = BehindProxies(served, Proxies(named))
+    proxies = _proxies(settings.forwarded_allow_ips)
+    if proxies is not None:
+        served = BehindProxies(served, proxies)
     config = http_config(served, settings)
     return DrainingServer(
         config,

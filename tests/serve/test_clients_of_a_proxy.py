@@ -40,15 +40,20 @@ def initialize(address: str, client: str) -> Any:
     ).json()
 
 
-@pytest.mark.parametrize("trusted", [True, False])
+@pytest.mark.parametrize("trusted", [True, False, None])
 def test_log_audit_and_limits_name_the_client_of_a_trusted_proxy(
-    tmp_path: Path, trusted: bool
+    tmp_path: Path, trusted: bool | None
 ) -> None:
-    """What another peer says of its clients counts for nothing: anybody can say it."""
+    """What another peer says of its clients counts for nothing: anybody can say it. If no proxy is
+    named (None), nobody is believed, also not on loopback.
+    """
     (tmp_path / "app.py").write_text(APP)
     audit, proxies = tmp_path / "audit", "127.0.0.1" if trusted else "192.0.2.1"
-    given = ("app.py", "--audit", str(audit), "--access-log", "--forwarded-allow-ips", proxies)
-    with serving(tmp_path, *given, "--max-requests-per-principal", "0.001", within=120) as process:
+    named = () if trusted is None else ("--forwarded-allow-ips", proxies)
+    given = ("app.py", "--audit", str(audit), "--access-log")
+    with serving(
+        tmp_path, *given, *named, "--max-requests-per-principal", "0.001", within=120
+    ) as process:
         address = started(process)
         answers = [initialize(address, client) for client in (ADA, ADA, BOB)]
         said = stopped(process)

@@ -15,6 +15,7 @@ from typing import Any
 from starlette.datastructures import Headers
 
 from mcp_sessions import method_names
+from mcp_sessions.core.client_address import text_of_address
 from mcp_sessions.core.conversation_keys import ConversationKey
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import (
@@ -298,8 +299,7 @@ class Inbound:
     @property
     def address(self) -> str | None:
         """The address of the client, behind proxies that are trusted; None: it has none."""
-        client = self.scope.get("client") if self.scope is not None else None
-        return client[0] if client else None
+        return text_of_address(self.scope)
 
     @property
     def headers(self) -> Mapping[str, str]:
