@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+ASKER: ContextVar[Mapping[str, Any] | None] = ContextVar("asker", default=None)
+"""The scope of the request whose credential is verified now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ Rules, owned by ``tests/authentication/test_introspection.py`` and
 ``tests/server/upstream/sdk/test_provided.py``:
 
 1. All requests with one token share one question.
-2. Questions are bounded in time, and in how many are open. A token that was accepted before has
-   slots of its own: others that send bad tokens do not delay it.
+2. Questions are bounded in time, and in how many are open: see
+   :mod:`mcp_sessions.authentication.lane`. The address that asked first about a token has its
+   question. A token that was accepted before has slots of its own.
 3. If there is no answer, a token that was accepted before counts on, for :data:`KEPT` seconds in
    all. It waits for :data:`PATIENCE` seconds only. Any other token cannot be verified.
 4. Verdicts are kept by a hash of the token, with a bound.
@@ -19,7 +20,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
-from mcp_sessions.authentication.credential import CannotVerify, NotAllowed
+from mcp_sessions.authentication.credential import ASKER, CannotVerify, NotAllowed
+from mcp_sessions.authentication.lane import GaveWay, Lane, Place
+from mcp_sessions.core.client_address import address_of
 from mcp_sessions.core.recent import Recent
 
 KEPT: Final = 300.0
@@ -40,7 +43,10 @@ WAITING: Final = 1_000
 RETRY: Final = 5.0
 """Seconds after which the service is asked again about a token of which nothing is known."""
 
-_AT_ONCE: Final = 16
+_OF_ONE: Final = 16
+"""Questions of one address at once."""
+
+_AT_ONCE: Final = 2 * _OF_ONE
 
 Good = TypeVar("Good")
 
@@ -55,10 +61,10 @@ class _Known(Generic[Good]):
     """When it is asked again."""
 
 
-class _Lane(Generic[Good]):
+class _Questions(Generic[Good]):
     def __init__(self) -> None:
         self.asking: dict[bytes, asyncio.Task[Good | CannotVerify | NotAllowed | None]] = {}
-        self.at_once = asyncio.Semaphore(_AT_ONCE)
+        self.lane = Lane(at_once=_AT_ONCE, of_one=_OF_ONE, waiting=WAITING)
 
 
 class Verdicts(Generic[Good]):
@@ -91,7 +97,7 @@ class Verdicts(Generic[Good]):
         self._bad = Recent[bytes, tuple[float, bool]](REMEMBERED)
         """When a token was refused, and whether its owner is known and not allowed."""
 
-        self._new, self._again = _Lane[Good](), _Lane[Good]()
+        self._new, self._again = _Questions[Good](), _Questions[Good]()
 
     async def verdict_on(self, token: str) -> Good | None:
         """Return what the token stands for. None: it is not good.
@@ -131,14 +137,16 @@ class Verdicts(Generic[Good]):
         return known
 
     async def _answered(
-        self, lane: _Lane[Good], name: bytes, token: str, patience: float | None
+        self, questions: _Questions[Good], name: bytes, token: str, patience: float | None
     ) -> Good | None:
-        task = lane.asking.get(name)
+        task = questions.asking.get(name)
         if task is None:
-            if len(lane.asking) >= WAITING:
-                raise CannotVerify(RETRY)
-            work = self._ask_in(lane, name, token)
-            task = lane.asking[name] = asyncio.create_task(work, name="asking about a token")
+            try:
+                place = questions.lane.enter(address_of(ASKER.get()))
+            except GaveWay:
+                raise CannotVerify(RETRY) from None
+            work = self._ask_in(questions, place, name, token)
+            task = questions.asking[name] = asyncio.create_task(work, name="asking about a token")
         # The client that asked first may leave: the others still wait for it.
         await asyncio.wait([task], timeout=patience)
         if not task.done():
@@ -149,15 +157,17 @@ class Verdicts(Generic[Good]):
         return _refusal(is_known=True) if isinstance(answer, NotAllowed) else answer
 
     async def _ask_in(
-        self, lane: _Lane[Good], name: bytes, token: str
+        self, questions: _Questions[Good], place: Place, name: bytes, token: str
     ) -> Good | CannotVerify | NotAllowed | None:
         """Ask the service. Nothing is raised: perhaps no request waits any more."""
         try:
-            async with asyncio.timeout(WITHIN), lane.at_once:
+            async with asyncio.timeout(WITHIN), questions.lane.turn(place):
                 asked_at = self._clock()
                 good = await self._ask(token)
         except TimeoutError:
             self._late()
+            return CannotVerify(RETRY)
+        except GaveWay:
             return CannotVerify(RETRY)
         except CannotVerify as unknown:
             return unknown
@@ -165,7 +175,7 @@ class Verdicts(Generic[Good]):
             self._refuse(name, is_known=True)
             return refused
         finally:
-            del lane.asking[name]
+            del questions.asking[name]
         if good is None:
             self._refuse(name, is_known=False)
             return None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions.authentication import introspection
-from mcp_sessions.authentication.credential import CannotVerify, Credential
+from mcp_sessions.authentication.credential import ASKER, CannotVerify, Credential
 from mcp_sessions.authentication.fetching import FetchFailed
 from mcp_sessions.authentication.introspection import (
     FRESH,
@@ -286,6 +286,46 @@ async def test_a_flood_of_bad_tokens_has_bounds_and_no_entry_of_a_good_one(serve
     assert not any(result is True for result in results)
     assert sum(isinstance(result, CannotVerify) for result in results) >= 10_000 - WAITING
     assert server.asked.count("good") == 2
+
+
+@pytest.mark.parametrize("network", ["198.51.100.9", "2001:db8:1::1"])
+async def test_a_flood_from_one_address_refuses_no_new_token_of_another(
+    server: Server, network: str
+) -> None:
+    """1,200 connections with made-up tokens got fresh good tokens refused with 503."""
+    server.takes = 0.5
+    flood = [
+        asyncio.create_task(from_address(server, "198.51.100.1", f"bad{number}"))
+        for number in range(1_200)
+    ]
+    await asyncio.sleep(0.1)
+    assert server.open == 16
+    begun = asyncio.get_running_loop().time()
+    assert await from_address(server, network, "good") is True
+    assert asyncio.get_running_loop().time() - begun == pytest.approx(0.5)
+    assert True not in await asyncio.gather(*flood)
+
+
+async def test_one_client_has_one_share_of_all_its_addresses(server: Server) -> None:
+    """An IPv6 network of 64 bits is one client, as for the limits of callers."""
+    server.takes = 0.5
+    flood = [
+        asyncio.create_task(from_address(server, f"2001:db8::{number:x}", f"bad{number}"))
+        for number in range(1_200)
+    ]
+    await asyncio.sleep(0.1)
+    assert server.open == 16
+    assert await from_address(server, "2001:db8:0:1::1", "good") is True
+    await asyncio.gather(*flood)
+
+
+async def from_address(server: Server, address: str, token: str) -> bool | None:
+    """Whether a token is good that comes from there. None: that is not known."""
+    ASKER.set({"client": (address, 1)})
+    try:
+        return await server.accepts(token)
+    except CannotVerify:
+        return None
 
 
 async def test_what_is_kept_has_a_bound(server: Server) -> None:

@@ -33,6 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions import metrics
 from mcp_sessions.authentication.credential import (
+    ASKER,
     CannotVerify,
     Credential,
     NotAllowed,
@@ -248,6 +249,7 @@ class _Backend(BearerAuthBackend):
         given = next((field for field in scope["headers"] if field[0] == b"authorization"), None)
         if given is None or len(given[1]) > LONGEST:
             return None
+        asker = ASKER.set(scope)
         try:
             # The SDK reads nothing else of a request, and each header that it gets.
             bare: Any = _Bare({"authorization": given[1].decode("latin-1")})
@@ -260,6 +262,8 @@ class _Backend(BearerAuthBackend):
             # The boundary to the application's verifier. It has not said that the token is bad.
             logger.error("a token verifier failed: %s", type(failed).__name__)
             raise _Unknown(_RETRY) from failed
+        finally:
+            ASKER.reset(asker)
 
 
 class _Door(AuthenticationBackend):
