@@ -400,6 +400,57 @@ async def test_response_streams_end_with_their_credential(how: str) -> None:
         assert server.tools.calls.count("wait") == 3
 
 
+@pytest.mark.parametrize("seconds", [3, 10, 14, 40])
+@pytest.mark.parametrize("how", ["expired", "revoked"])
+async def test_no_answer_reaches_a_client_whose_credential_ended_while_it_ran(
+    how: str, seconds: int
+) -> None:
+    """SEC4, in both eras: an answer within 15 s was sent as JSON, and nobody asked again. One of a
+    stream was sent until the next check. The answer of a call with a key stays for its owner.
+    """
+    async with guarded(clock=LoopClock()) as server:
+        ends = FAR + asyncio.get_running_loop().time() + seconds - 1
+        server.verifier.add("short", "alice", expires_at=ends if how == "expired" else None)
+        server.verifier.add("refreshed", "alice")
+        older, client = await server.connected("short"), server.modern("short")
+        session = (await client.start())["sessionId"]
+        calls: list[Any] = [
+            client.call("wait", {"gate": "g"}),
+            client.call("wait", {"gate": "g"}, session=session, key="k"),
+            older.call("wait", gate="g"),
+        ]
+        get, listen = await older.get().started(), await client.listening(session, A)
+        await older.result("resources/subscribe", {"uri": A})
+        await server.tools.gate("g").started.wait()
+        await passed(seconds)
+        if how == "revoked":
+            del server.verifier.tokens["short"]
+        server.tools.gate("g").go.set()
+        await server.layer.notify_resource_updated(A)
+        for call in calls:
+            await call.reply.done()
+            assert call.reply.status == 200, "401 would have the client send it again"
+            assert b"alice" not in bytes(call.reply.body)
+        for stream in (get, listen):
+            await stream.done()
+            assert _changes(stream) == []
+
+        again = server.modern("refreshed").call("wait", {"gate": "g"}, session=session, key="k")
+        assert text_of(await again.result()).startswith("alice")
+        assert server.tools.calls.count("wait") == 3
+
+
+async def test_a_verifier_that_does_not_answer_withholds_no_answer() -> None:
+    """It has not said no. The next check ends a stream, if there is no answer by then."""
+    async with guarded(clock=LoopClock()) as server:
+        call = server.modern("alice").call("wait", {"gate": "g"})
+        await server.tools.gate("g").started.wait()
+        await passed(5)
+        server.verifier.hangs = True
+        server.tools.gate("g").go.set()
+        assert text_of(await call.result()).startswith("alice")
+
+
 async def test_a_response_that_becomes_a_stream_after_its_credential_expired_says_nothing() -> None:
     """SEC4: before another event."""
     async with guarded(clock=LoopClock()) as server:

@@ -139,6 +139,23 @@ async def test_an_expired_credential_closes_1008_before_another_event() -> None:
             assert (answer["catchup"], answer["replayed"]) == (True, 1)
 
 
+@pytest.mark.parametrize("what", ["event", "request"])
+async def test_nothing_passes_an_expired_credential_until_the_next_check(what: str) -> None:
+    """SEC4: neither an event nor a request, however seldom the credential is checked."""
+    async with reachable() as server:
+        server.verifier.add("short", "alice", expires_at=server.clock() + 600)
+        async with server.websocket(headers=bearer("short")) as peer:
+            await peer.initialize()
+            await peer.start()
+            server.clock.advance(601)
+            if what == "event":
+                await server.layer.notify_tools_changed()
+            else:
+                await peer.connection.send('{"jsonrpc":"2.0","id":77,"method":"ping"}')
+            assert (await peer.closed())[0] == 1008
+        assert peer.events == []
+
+
 async def test_a_credential_that_is_not_accepted_any_more_closes_1008() -> None:
     """SEC4: periodic re-check."""
     async with reachable(credential_check=0.02) as server:

@@ -371,9 +371,9 @@ class PostChannel(WatchedChannel):
     async def _serve(self, stream: SseStream, session_id: SessionId | None, call: HttpCall) -> None:
         try:
             self._is_whole = False
-            async with call.watch(stream.cut):
-                headers = sse_headers(session_id)
-                self._is_whole = await stream.serve(call.receive, call.send, headers)
+            async with call.watch(stream.cut) as watched:
+                send, headers = watched.guarding(call.send), sse_headers(session_id)
+                self._is_whole = await stream.serve(call.receive, send, headers)
         finally:
             stream.cut()
             if self._stream is stream:

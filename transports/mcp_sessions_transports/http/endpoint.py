@@ -23,7 +23,7 @@ from mcp_sessions.core.nearness import BY_NAME
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.calls.table import stopping
-from mcp_sessions_transports.credentials import CredentialWatch
+from mcp_sessions_transports.credentials import CredentialEnded, CredentialWatch
 from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.io import (
     Arrivals,
@@ -232,6 +232,9 @@ class StreamableHttp:
                 await self._modern.serve(call)
             else:
                 await self._handshake.serve(call, draining=arrived is None)
+        except CredentialEnded:
+            # Its response has ended.
+            pass
         except ServerDraining:
             await self._refuse(send)
         except StoreUnavailable as failed:

@@ -67,9 +67,10 @@ class HttpGet:
             await send_not_found(send)
             return
         transport = http_transport(connection)
-        async with call.watch(transport.cut_get):
+        async with call.watch(transport.cut_get) as watched:
+            guarded = call.sending(watched.guarding(send))
             await transport.serve_get(
-                connection, after, first, call, cleared=record.client.carried, turns=self._turns
+                connection, after, first, guarded, cleared=record.client.carried, turns=self._turns
             )
 
     # --- the rest of a response ------------------------------------------------------------
@@ -97,8 +98,8 @@ class HttpGet:
                 older.supersede()
         responses.remote[remote] = None
         try:
-            async with call.watch(remote.stream.cut):
-                await remote.serve(position, call)
+            async with call.watch(remote.stream.cut) as watched:
+                await remote.serve(position, call.sending(watched.guarding(call.send)))
         finally:
             del responses.remote[remote]
 

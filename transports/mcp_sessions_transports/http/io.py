@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from starlette.types import Message as AsgiMessage
@@ -102,6 +102,10 @@ class HttpCall:
 
     session_header: str | None
     """Its ``Mcp-Session-Id``."""
+
+    def sending(self, send: Send) -> HttpCall:
+        """The same call, with something before what sends its response."""
+        return replace(self, send=send)
 
 
 class Post(NamedTuple):

@@ -137,8 +137,8 @@ class ModernHttp:
         else:
             call.arrived()
             try:
-                async with call.watch(stream.cut):
-                    await stream.serve(call.receive, call.send)
+                async with call.watch(stream.cut) as watched:
+                    await stream.serve(call.receive, watched.guarding(call.send))
             finally:
                 stream.cut()
                 await served.attachments.remove(connection)

@@ -17,6 +17,7 @@ from mcp_sessions.background import stopped
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection.connection import WatchedChannel
+from mcp_sessions_transports.credentials import FRESH
 from mcp_sessions_transports.http.io import TOO_MANY, HttpCall, retry_header, send_json
 from mcp_sessions_transports.http.sse import KEEP_ALIVE, SseStream
 
@@ -59,6 +60,8 @@ class ModernChannel(WatchedChannel):
     _away: StoreUnavailable | None = field(init=False, default=None)
     _retry_after: float | None = field(init=False, default=None)
     _stream: SseStream | None = field(init=False, default=None)
+    _is_late: bool = field(init=False, default=False)
+    """Its credential was checked a while ago."""
 
     def __post_init__(self) -> None:
         self._turn: asyncio.Future[None] = self._loop.create_future()
@@ -99,12 +102,18 @@ class ModernChannel(WatchedChannel):
                 self._on_closed = self._on_reopened = self._unwatched
                 if self._away is not None:
                     raise self._away
-                await send_json(
-                    call.send, body, status=status, headers=retry_header(self._retry_after)
-                )
+                headers = retry_header(self._retry_after)
+                if not self._is_late:
+                    await send_json(call.send, body, status=status, headers=headers)
+                else:
+                    # SEC4: the credential may have ended while the request ran.
+                    async with call.watch(_nothing) as watched:
+                        send = watched.guarding(call.send)
+                        await send_json(send, body, status=status, headers=headers)
             elif self._stream is not None:
-                async with call.watch(self._stream.cut):
-                    await self._stream.serve(call.receive, call.send, MODERN_SSE_HEADERS)
+                async with call.watch(self._stream.cut) as watched:
+                    send = watched.guarding(call.send)
+                    await self._stream.serve(call.receive, send, MODERN_SSE_HEADERS)
         finally:
             if self.is_open:
                 self._close()
@@ -117,6 +126,16 @@ class ModernChannel(WatchedChannel):
             await asyncio.sleep(0)
         if self._turn.done():
             return
+        late = self._loop.call_later(FRESH, self._grow_late)
+        try:
+            await self._wait_for_long(receive)
+        finally:
+            late.cancel()
+
+    def _grow_late(self) -> None:
+        self._is_late = True
+
+    async def _wait_for_long(self, receive: Receive) -> None:
         timer = self._loop.call_later(_WATCH_AFTER, self._decided)
         await self._turn
         timer.cancel()
@@ -153,6 +172,10 @@ class ModernChannel(WatchedChannel):
         self.is_open = False
         self._on_closed()
         self._on_closed = self._on_reopened = self._unwatched
+
+
+def _nothing() -> None:
+    """There is no stream to end."""
 
 
 async def _gone(receive: Receive) -> None:

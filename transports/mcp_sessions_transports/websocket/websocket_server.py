@@ -21,7 +21,7 @@ from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.calls.shares import share_of
-from mcp_sessions_transports.credentials import CredentialWatch
+from mcp_sessions_transports.credentials import CredentialEnded, CredentialWatch, Watched
 from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.http.io import Headers
 from mcp_sessions_transports.origin import OriginGuard
@@ -133,19 +133,23 @@ class WebSocketBinding:
         served.connections.add(connection.client)
         logger.debug("websocket %s opened", digest(connection.client.id))
         closing = Closing()
-        reader = asyncio.ensure_future(self._read(connection, receive, closing))
-        writer = asyncio.ensure_future(self._write(connection, send, closing))
         # A writer whose peer takes nothing learns of no cut: it waits for the network.
         cut = asyncio.ensure_future(connection.transport.outbox.until_cut())
+        tasks = [cut]
 
         def expired() -> None:
             closing.because(CloseCode.POLICY_VIOLATION, "credential expired")
             connection.transport.outbox.cut()
 
         try:
-            async with self._credentials.watch(scope, principal, expired):
-                await asyncio.wait({reader, writer, cut}, return_when=asyncio.FIRST_COMPLETED)
-            if writer.done() and not writer.cancelled() and writer.exception() is not None:
+            async with self._credentials.watch(scope, principal, expired) as watched:
+                reader = asyncio.ensure_future(self._read(connection, receive, closing, watched))
+                write = self._write(connection, watched.guarding(send), closing)
+                writer = asyncio.ensure_future(write)
+                tasks += [reader, writer]
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            failed = writer.exception() if writer.done() and not writer.cancelled() else None
+            if failed is not None and not isinstance(failed, CredentialEnded):
                 # The peer is gone, and perhaps said why.
                 await asyncio.wait({reader}, timeout=1)
         finally:
@@ -157,14 +161,16 @@ class WebSocketBinding:
                 # Before the store is written: what the client asks meanwhile nobody reads.
                 await closing.say(send)
             await connection.gone()
-            failures = await stopped(reader, writer, cut)
+            failures = await stopped(*tasks)
             await closing.say(send)
             logger.debug("websocket %s closed", digest(connection.client.id))
         for failure in failures:
             if not isinstance(failure, OSError):
                 raise failure
 
-    async def _read(self, connection: DuplexConnection, receive: Receive, closing: Closing) -> None:
+    async def _read(
+        self, connection: DuplexConnection, receive: Receive, closing: Closing, watched: Watched
+    ) -> None:
         policy = self._served.policy
         first = True
         while True:
@@ -198,6 +204,8 @@ class WebSocketBinding:
             if len(text) * 4 > policy.max_message and len(text.encode()) > policy.max_message:
                 said = reached("message too big", ("max_message", f"{policy.max_message} bytes"))
                 closing.because(CloseCode.TOO_BIG, said)
+                return
+            if watched.can_end and not await watched.is_good():
                 return
             await connection.take(text.encode())
 

@@ -44,7 +44,7 @@ from mcp_sessions.core.client_address import text_of_address
 from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.upstream.sdk.http_application import Recheck, principal_of
+from mcp_sessions.server.upstream.sdk.http_application import Recheck, Unverified, principal_of
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ class _TokenInQuery(AuthenticationError):
     """A token in the query string gets into logs and histories."""
 
 
-class _Unknown(AuthenticationError):
+class _Unknown(Unverified):
     def __init__(self, retry_after: float) -> None:
         super().__init__("the credential cannot be verified for now")
         self.retry_after = retry_after

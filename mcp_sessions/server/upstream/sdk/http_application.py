@@ -163,13 +163,24 @@ def _still_valid(
     return None
 
 
+class Unverified(AuthenticationError):
+    """It is unknown for now whether a credential is good."""
+
+
 class Recheck:
     def __init__(self, backend: AuthenticationBackend) -> None:
         self._backend = backend
 
     async def __call__(self, scope: Scope, principal: Principal) -> bool:
+        """Ask.
+
+        Raises:
+            Unverified: It is unknown for now.
+        """
         try:
             authenticated = await self._backend.authenticate(HTTPConnection(scope))
+        except Unverified:
+            raise
         except AuthenticationError:
             return False
         if authenticated is None:
