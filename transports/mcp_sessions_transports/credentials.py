@@ -42,8 +42,8 @@ class CredentialWatch:
     """
 
     _still_valid: StillValid | None
-    _interval: float
-    _clock: Callable[[], float]
+    interval: float
+    clock: Callable[[], float]
 
     @asynccontextmanager
     async def watch(
@@ -59,7 +59,7 @@ class CredentialWatch:
         if not can_end:
             yield watched
             return
-        if self._has_expired(principal):
+        if self.has_expired(principal):
             # While what it asked for was being made ready.
             end()
         background = Background()
@@ -69,12 +69,12 @@ class CredentialWatch:
         finally:
             await background.close()
 
-    def _has_expired(self, principal: Principal) -> bool:
-        return principal.expires_at is not None and self._clock() >= principal.expires_at
+    def has_expired(self, principal: Principal) -> bool:
+        return principal.expires_at is not None and self.clock() >= principal.expires_at
 
-    async def _asked(self, scope: Scope, principal: Principal, within: float) -> bool:
+    async def asked(self, scope: Scope, principal: Principal, within: float) -> bool:
         """Ask whether a credential is good. Whatever is raised: that is unknown."""
-        if self._has_expired(principal):
+        if self.has_expired(principal):
             return False
         if self._still_valid is None:
             # Something else than the server's own application authenticated it, and said until
@@ -102,10 +102,10 @@ class Watched:
         """Ask before a message is sent or taken. If that cannot be known now, the watch decides."""
         watch, principal = self._watch, self._principal
         now = asyncio.get_running_loop().time()
-        is_due = now - self._asked_at >= FRESH or watch._has_expired(principal)
+        is_due = now - self._asked_at >= FRESH or watch.has_expired(principal)
         if is_due and not self._is_over:
             try:
-                is_good = await watch._asked(self._scope, principal, _PATIENCE)
+                is_good = await watch.asked(self._scope, principal, _PATIENCE)
             except Exception as failed:
                 # The boundary to the application's token verifier. Its text may hold the token.
                 logger.debug("a credential could not be checked: %s", type(failed).__name__)
@@ -148,9 +148,9 @@ class Watched:
     async def _follow(self) -> None:
         watch, principal = self._watch, self._principal
         while not self._is_over:
-            wait = watch._interval
+            wait = watch.interval
             if principal.expires_at is not None:
-                wait = min(wait, max(0.0, principal.expires_at - watch._clock()))
+                wait = min(wait, max(0.0, principal.expires_at - watch.clock()))
             await asyncio.sleep(wait)
             if not await self._is_accepted():
                 self._over()
@@ -158,7 +158,7 @@ class Watched:
     async def _is_accepted(self) -> bool:
         watch = self._watch
         try:
-            return await watch._asked(self._scope, self._principal, min(_ANSWER, watch._interval))
+            return await watch.asked(self._scope, self._principal, min(_ANSWER, watch.interval))
         except Exception as failed:
             # The boundary to the application's token verifier. One that fails has not said
             # yes, and a stream must not outlive its credential because of that.

@@ -126,22 +126,13 @@ class ModernChannel(WatchedChannel):
             await asyncio.sleep(0)
         if self._turn.done():
             return
-        late = self._loop.call_later(FRESH, self._grow_late)
-        try:
-            await self._wait_for_long(receive)
-        finally:
-            late.cancel()
-
-    def _grow_late(self) -> None:
-        self._is_late = True
-
-    async def _wait_for_long(self, receive: Receive) -> None:
         timer = self._loop.call_later(_WATCH_AFTER, self._decided)
         await self._turn
         timer.cancel()
         if self._answer is not None or self._stream is not None:
             return
         self._turn = self._loop.create_future()
+        began = self._loop.time()
         watcher = self._loop.create_task(_gone(receive))
         timer = self._loop.call_later(KEEP_ALIVE - _WATCH_AFTER, self._silent)
         try:
@@ -149,6 +140,7 @@ class ModernChannel(WatchedChannel):
         finally:
             timer.cancel()
             await stopped(watcher)
+        self._is_late = self._loop.time() - began >= FRESH - _WATCH_AFTER
 
     def _silent(self) -> None:
         # So long without a word that a proxy might close: stream, and say that we live.
