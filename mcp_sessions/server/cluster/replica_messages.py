@@ -348,6 +348,17 @@ class ServerChanged:
     params: Mapping[str, Any] | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedOutside:
+    """To all: a child of clients outside of sessions says that a list changed. Each process
+    notifies the listens outside of sessions. All others have children of their own.
+    """
+
+    kind: ClassVar[str] = "change_outside"
+    method: str
+    params: Mapping[str, Any] | None
+
+
 ReplicaMessage = (
     SessionAttached
     | Displaced
@@ -363,4 +374,5 @@ ReplicaMessage = (
     | Alive
     | Gone
     | ServerChanged
+    | ChangedOutside
 )

@@ -32,7 +32,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.cluster.environment import Environment
-from mcp_sessions.server.cluster.replica_messages import ServerChanged
+from mcp_sessions.server.cluster.replica_messages import ChangedOutside, ServerChanged
 from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
@@ -77,14 +77,23 @@ class ChangeBroadcaster:
         self._fan_out: asyncio.Task[None] | None = None
         self._seen = Recent[str, None](_SEEN)
 
-    def announce(self, method: str, params: Mapping[str, Any] | None) -> None:
+    def announce(
+        self, method: str, params: Mapping[str, Any] | None, is_outside: bool = False
+    ) -> None:
         """A resource or a list of the server changed: tell everyone who is entitled.
 
         Returns at once. Who called
         :data:`~mcp_sessions.server.delivery.waiting_changes.ANNOUNCED` or
         :func:`~mcp_sessions.server.delivery.waiting_changes.noting` before can wait until every
         session has its event, or the store failed.
+
+        Args:
+            is_outside: Only listens outside of sessions get it. Those of this process have it.
         """
+        if is_outside:
+            change = ChangedOutside(method=method, params=params)
+            self._bus.spawn(self._bus.try_send(change))
+            return
         try:
             waiting = self._waiting.keep(method, params)
         except (TypeError, ValueError, RecursionError):

@@ -23,6 +23,7 @@ from mcp_sessions.server.cluster.replica_messages import (
     Ask,
     CancelKeyed,
     CancelRequest,
+    ChangedOutside,
     ChildNotification,
     ChildRequest,
     ClientRequest,
@@ -154,6 +155,8 @@ class ClusterHandlers:
                 return self._cancel_keyed(message)
             case ServerChanged():
                 return self._changed(message)
+            case ChangedOutside():
+                return self._changed_outside(message)
             case Ask() | Update() | Result() | Alive() | Gone():
                 return self._relayed.handle(sender, message)
             case _:
@@ -231,3 +234,6 @@ class ClusterHandlers:
         if self._broadcaster.is_new(message.id):
             await self._broadcaster.notify_sessionless(message.method, message.params)
             await self._publish(message.method, message.params)
+
+    async def _changed_outside(self, message: ChangedOutside) -> None:
+        await self._publish(message.method, message.params)

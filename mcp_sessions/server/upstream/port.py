@@ -353,10 +353,10 @@ class Upstream(Protocol):
         ...
 
     def on_change(
-        self, listener: Callable[[str, Mapping[str, Any] | None], None]
+        self, listener: Callable[[str, Mapping[str, Any] | None, bool], None]
     ) -> Callable[[], None]:
-        """Call ``listener`` with the server's own change notifications (method, params), until the
-        returned function is called.
+        """Call ``listener`` with the server's own change notifications (method, params, and whether
+        only listens outside of sessions get it), until the returned function is called.
         """
         ...
 

@@ -49,7 +49,7 @@ from mcp_sessions.server.upstream.external.child_requests import ChildRefused
 from mcp_sessions.server.upstream.external.failures import Failures
 from mcp_sessions.server.upstream.external.room import EVICTABLE, LOOKS, OF_ONE, WAITS, Room, Starts
 from mcp_sessions.server.upstream.external.server_messages import Notifier
-from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Services, Slot
+from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Announce, Services, Slot
 from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -63,9 +63,6 @@ _CLOSING = 10.0
 _LEAVING = "the layer stops"
 _ENDED = "its session or connection ended"
 _HUNG = "it started too slowly while other clients waited for room"
-
-
-Announce = Callable[[str, Mapping[str, Any] | None], Awaitable[object]]
 
 
 @dataclass(eq=False)

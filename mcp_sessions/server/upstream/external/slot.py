@@ -9,7 +9,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from mcp_sessions import method_names
@@ -67,13 +68,26 @@ class Clients:
 ONE_CLIENT = Clients(is_one_client=True)
 
 
+class Announce(Protocol):
+    def __call__(
+        self, method: str, params: Mapping[str, Any] | None, *, is_outside: bool = False
+    ) -> Awaitable[object]:
+        """Announce a change.
+
+        Args:
+            is_outside: Only to listens outside of sessions: all others have children of their own,
+                which say it themselves.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     start: Callable[[Slot, Principal], Awaitable[Child]]
     """Starts a child for a slot. Raises ``UpstreamError`` if it cannot be started."""
 
-    announce: Callable[[str, Mapping[str, Any] | None], Awaitable[object]]
-    """Takes a change of a server that all clients share."""
+    announce: Announce
+    """Takes a change of a server that several clients share."""
 
     notifier: Notifier
     title: str
@@ -377,10 +391,10 @@ class Slot:
     def _concerned(
         self, method: str, params: Mapping[str, Any] | None
     ) -> list[tuple[Hashable, SendNotification]]:
-        if self.clients.is_shared or (
-            self.clients.is_sessionless and method != method_names.RESOURCE_UPDATED
-        ):
+        if self.clients.is_shared:
             return [(None, self.services.announce)]
+        if self.clients.is_sessionless and method != method_names.RESOURCE_UPDATED:
+            return [(None, partial(self.services.announce, is_outside=True))]
         receivers = list(self.outbounds.items())
         if method == method_names.RESOURCE_UPDATED and not self.clients.is_one_client:
             uri = (params or {}).get("uri")

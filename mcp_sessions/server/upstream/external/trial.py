@@ -29,7 +29,9 @@ class _TrialSlot(Slot):
 
 
 def trial_slot(children: Children) -> Slot:
-    async def announce(_: str, __: Mapping[str, Any] | None) -> None:
+    async def announce(
+        method: str, params: Mapping[str, Any] | None, *, is_outside: bool = False
+    ) -> None:
         """Do nothing: no client gets its changes."""
 
     return _TrialSlot(children.services(announce), object(), children.ours, ONE_CLIENT)

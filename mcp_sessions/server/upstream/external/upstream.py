@@ -201,7 +201,7 @@ class ExternalUpstream:
         """Return None: no process runs before a client asks."""
 
     def on_change(
-        self, listener: Callable[[str, Mapping[str, Any] | None], None]
+        self, listener: Callable[[str, Mapping[str, Any] | None, bool], None]
     ) -> Callable[[], None]:
         return self._wrapped.shell.on_change(listener)
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from enum import Enum
 from typing import Any, cast
 
 from mcp.server import MCPServer
@@ -40,8 +41,18 @@ logger = logging.getLogger(__name__)
 
 HANDSHAKE_VERSIONS = frozenset(HANDSHAKE_PROTOCOL_VERSIONS)
 
-_ECHOES: ContextVar[bool] = ContextVar("mcp_sessions_echoes", default=False)
-"""Whether another process has announced the change that is being published."""
+
+class _Reach(Enum):
+    EVERYONE = "everyone"
+    OUTSIDE = "outside"
+    """Only listens outside of sessions."""
+
+    ECHO = "echo"
+    """The listens of this process: another process has announced the change."""
+
+
+_REACH: ContextVar[_Reach] = ContextVar("mcp_sessions_reach", default=_Reach.EVERYONE)
+"""Who gets the change that is being published."""
 
 
 def is_server(candidate: object) -> bool:
@@ -179,27 +190,33 @@ class SdkUpstream:
             return None
 
     def on_change(
-        self, listener: Callable[[str, Mapping[str, Any] | None], None]
+        self, listener: Callable[[str, Mapping[str, Any] | None, bool], None]
     ) -> Callable[[], None]:
         if self._bus is None:
             return lambda: None
 
         def forward(event: ServerEvent) -> None:
-            if _ECHOES.get():
+            reach = _REACH.get()
+            if reach is _Reach.ECHO:
                 return
             notification = event_to_notification(event, {})
             dumped = notification.model_dump(by_alias=True, mode="json", exclude_none=True)
             params: dict[str, Any] = dumped.get("params") or {}
             params.pop("_meta", None)
-            listener(dumped["method"], params or None)
+            listener(dumped["method"], params or None, reach is _Reach.OUTSIDE)
 
         return self._bus.subscribe(forward)
 
-    async def publish(self, method: str, params: Mapping[str, Any] | None) -> bool:
+    async def publish(
+        self, method: str, params: Mapping[str, Any] | None, *, is_outside: bool = False
+    ) -> bool:
         event = event_from_wire(method, params)
         if self._bus is None or event is None:
             return False
-        await self._bus.publish(event)
+        if is_outside:
+            await _publish(self._bus, event, _Reach.OUTSIDE)
+        else:
+            await self._bus.publish(event)
         return True
 
     async def echo(self, method: str, params: Mapping[str, Any] | None) -> None:
@@ -210,11 +227,7 @@ class SdkUpstream:
         bus = self._bus
         if event is None or not isinstance(bus, InMemorySubscriptionBus):
             return
-        token = _ECHOES.set(True)
-        try:
-            await bus.publish(event)
-        finally:
-            _ECHOES.reset(token)
+        await _publish(bus, event, _Reach.ECHO)
 
     async def leave(self, grace: float) -> None:
         """Do nothing: the server runs already."""
@@ -232,6 +245,14 @@ class SdkUpstream:
     @property
     def lifespan_state(self) -> Any:
         return self._peers.lifespan_state
+
+
+async def _publish(bus: SubscriptionBus, event: ServerEvent, reach: _Reach) -> None:
+    token = _REACH.set(reach)
+    try:
+        await bus.publish(event)
+    finally:
+        _REACH.reset(token)
 
 
 def _bus_of(server: object, lowlevel: Server[Any]) -> SubscriptionBus | None:
