@@ -65,7 +65,7 @@ class Reply:
         self.leave: Callable[[], None] = _not_yet
         """The client goes away."""
         self._described = described
-        self._board = Board()
+        self.board = Board()
         self._parsed = 0
         self._events: list[SseEvent] = []
         self._answers: dict[object, Json] = {}
@@ -77,7 +77,7 @@ class Reply:
 
     def begin(self, status: int, headers: list[tuple[str, str]]) -> None:
         self.status, self.headers = status, headers
-        self._board.announce()
+        self.board.announce()
 
     def feed(self, chunk: bytes) -> None:
         """A piece of the body came."""
@@ -85,11 +85,11 @@ class Reply:
             # The SDK ends its lines so, and whole events at a time.
             chunk = chunk.replace(b"\r\n", b"\n")
         self.body += chunk
-        self._board.announce()
+        self.board.announce()
 
     def end(self) -> None:
         self.ended = True
-        self._board.announce()
+        self.board.announce()
 
     # --- for tests -----------------------------------------------------------------------
 
@@ -152,9 +152,7 @@ class Reply:
         Raises:
             AssertionError: It does not, within ``within`` seconds.
         """
-        await self._board.until(
-            look, what=lambda: f"{what}; there is {self!s:.3000}", within=within
-        )
+        await self.board.until(look, what=lambda: f"{what}; there is {self!s:.3000}", within=within)
         return self
 
     async def started(self) -> Self:

@@ -23,6 +23,7 @@ import random
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -99,6 +100,9 @@ class Member:
         self.died_at: float | None = None
         self.is_cut_off = False
         self._listener: ExchangeListener | None = None
+        self._context = copy_context()
+        """Of the process: what it is handed runs as a part of it, and not of the sender."""
+
         self._waiting: list[Callable[[ExchangeListener], None]] = []
         self._delivering = False
 
@@ -109,12 +113,14 @@ class Member:
         self._waiting.append(message)
         if not self._delivering:
             self._delivering = True
-            asyncio.get_running_loop().call_soon(self._step, self._backplane.chance.randrange(4))
+            self._soon(self._backplane.chance.randrange(4))
+
+    def _soon(self, left: int) -> None:
+        asyncio.get_running_loop().call_soon(self._step, left, context=self._context)
 
     def _step(self, left: int) -> None:
-        loop = asyncio.get_running_loop()
         if left > 0:
-            loop.call_soon(self._step, left - 1)
+            self._soon(left - 1)
             return
         waiting, self._waiting = self._waiting, []
         self._delivering = False
@@ -139,7 +145,7 @@ class Member:
 
     async def join(self, process: str, listener: ExchangeListener) -> None:
         await self._suspend()
-        self.process, self._listener = process, listener
+        self.process, self._listener, self._context = process, listener, copy_context()
         self._backplane.members[process] = self
 
     async def leave(self) -> None:

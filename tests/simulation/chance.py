@@ -1,0 +1,53 @@
+"""Everything that differs from run to run, put under the control of a seed.
+
+A run draws no number, reads no clock and makes no id that the seed does not decide. One source is
+left: the order of sets of texts, which ``PYTHONHASHSEED`` decides before Python starts.
+`scripts/simulate` sets it.
+"""
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Final, cast
+
+from mcp_sessions import security
+
+EPOCH: Final = 1_800_000_000.0
+"""Seconds since 1970 at the begin of a run."""
+
+
+def is_reproducible() -> bool:
+    """Whether another process plays a seed in the same way."""
+    return sys.flags.hash_randomization == 0 or os.environ.get("PYTHONHASHSEED", "") == "0"
+
+
+@contextmanager
+def decided_by(seed: str, now: Callable[[], float]) -> Generator[None]:
+    """Randomness of ``random``, ``secrets``, ``uuid`` and ``os`` comes from a seed, and every clock
+    of ``time`` is ``now``.
+    """
+    source = random.Random(seed)
+    as_it_was = random.getstate()
+    random.seed(source.random())
+    places: list[tuple[Any, str, Any]] = [
+        (os, "urandom", source.randbytes),
+        (random, "_urandom", source.randbytes),
+        (time, "monotonic", now),
+        (time, "perf_counter", now),
+        (time, "time", lambda: EPOCH + now()),
+        (time, "time_ns", lambda: int((EPOCH + now()) * 1e9)),
+        # What a process minted last: each run is a process that begins.
+        (security, "_last_epoch", 0),
+    ]
+    before = [(where, name, getattr(where, name)) for where, name, _ in places]
+    for where, name, ours in places:
+        setattr(where, name, ours)
+    try:
+        yield
+    finally:
+        for where, name, theirs in before:
+            setattr(where, name, theirs)
+        random.setstate(cast(Any, as_it_was))

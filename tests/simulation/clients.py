@@ -1,0 +1,782 @@
+"""Clients that do what a client may do, and note what they saw.
+
+Three kinds: over HTTP in the era of handshakes, over a WebSocket, and over HTTP in the modern era.
+They come back to streams that broke, send keyed calls again, resume their session, and answer what
+they are asked. What they see is judged by `tests.simulation.rules`, not here.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol
+
+from starlette.types import ASGIApp
+
+from tests.simulation.history import History
+from tests.simulation.network import HttpLink, Link, SocketLink
+from tests.simulation.scheduler import Host
+from tests.support.board import Board
+from tests.support.modern import EVENT_ID, LOG_LEVEL, ModernClient
+from tests.support.raw import (
+    EXTENSION,
+    KEY,
+    Json,
+    RawClient,
+    Reply,
+    call_params,
+    in_session,
+    initialize_params,
+)
+from tests.support.replicas import user
+
+SILENCE: Final = 30.0
+"""Seconds without an answer after which a client breaks its connection and tries again."""
+
+WITHIN: Final = 60.0
+"""Seconds in which a call must be answered, beside those that its script takes."""
+
+AGAIN: Final = 0.5
+"""Seconds before another attempt."""
+
+AWAY: Final = 503
+_UNKNOWN: Final = -31012
+_INTERNAL: Final = -32603
+_DETACHED: Final = -31010
+_NOT_FOUND: Final = -32043
+
+Chosen = tuple[ASGIApp, Host]
+
+
+class World(Protocol):
+    """What clients know of the rest."""
+
+    history: History
+    clients: "dict[str, Client]"
+
+    def choose(self, wanted: int) -> Chosen | None:
+        """The replica of that number, or the next one that is there."""
+        ...
+
+    def session_name(self, session_id: str) -> str: ...
+
+
+class Client(ABC):
+    """One client.
+
+    Args:
+        plan: An entry of ``clients`` of a plan (`tests.simulation.plan`).
+    """
+
+    def __init__(self, world: World, plan: Json) -> None:
+        self.world = world
+        self.history = world.history
+        self.plan = plan
+        self.name: str = plan["name"]
+        self.link = Link(f"10.0.0.{plan['number']}")
+        self.session: str | None = None
+        """Its protocol-mode session."""
+
+        self.own: str | None = None
+        """The history's name of the session that its connection has by itself."""
+
+        self.position: str | None = None
+        self.uris: list[str] = []
+        """What its session is subscribed to."""
+
+        self.is_displaced = False
+        self.is_over = False
+        self.board = Board()
+        self._at: int = plan["at"]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Task[None]] = set()
+        self._replied: dict[object, Json] = {}
+        self._count = 0
+        self.failed: list[BaseException] = []
+
+    # --- each kind has its own --------------------------------------------------------------------
+
+    @abstractmethod
+    async def connect(self) -> None: ...
+
+    @abstractmethod
+    async def ask(self, method: str, params: Json) -> Json | None:
+        """The answer to a request that may be sent as often as needed; None: not this time."""
+
+    @abstractmethod
+    async def call(self, mark: str, step: Json) -> None:
+        """Call ``work``, and note what becomes of it."""
+
+    @abstractmethod
+    async def post_reply(self, message: Json) -> bool | None:
+        """Send the answer to a question; whether it was accepted. None: nobody will say."""
+
+    # --- the plan ---------------------------------------------------------------------------------
+
+    @property
+    def user(self) -> object:
+        return user(self.plan["user"]) if self.plan.get("user") else None
+
+    @property
+    def capabilities(self) -> Json:
+        can_be_asked: Json = {"elicitation": {}} if self.plan["asks"] else {}
+        knows_us: Json = {"extensions": {EXTENSION: {}}} if self.plan["session"] else {}
+        return {**can_be_asked, **knows_us}
+
+    def chosen(self) -> Chosen | None:
+        if self.plan["roams"]:
+            self._at += 1
+        return self.world.choose(self._at)
+
+    def note(self, what: str, **members: Any) -> None:
+        self.history.add(what, client=self.name, **members)
+
+    async def play(self) -> None:
+        """Take each step of the plan."""
+        self.note("connects", can_be_asked=self.plan["asks"])
+        await asyncio.sleep(self.plan["starts"])
+        await self.connect()
+        if self.plan["session"]:
+            await self.start()
+        for step in self.plan["steps"]:
+            await self._take(step)
+        while self._calls:
+            await asyncio.wait(set(self._calls))
+
+    async def _take(self, step: Json) -> None:
+        match step["do"]:
+            case "pause":
+                await asyncio.sleep(step["seconds"])
+            case "cut":
+                self.link.cut()
+                self._at += step.get("moves", 0)
+            case "call" if not self.is_displaced:
+                self._count += 1
+                mark = f"{self.name}.{self._count}"
+                calling = self._run(self._call(mark, step), self._calls)
+                if not step.get("background"):
+                    await asyncio.wait({calling})
+            case "subscribe" if self.session is not None and not self.is_displaced:
+                await self._subscribe(step["uri"])
+            case "take":
+                await self._take_over(self.world.clients.get(step["from"]))
+            case _:
+                pass
+
+    async def _call(self, mark: str, step: Json) -> None:
+        if not step.get("abandons"):
+            await self.call(mark, step)
+            return
+        try:
+            async with asyncio.timeout(step["abandons"]):
+                await self.call(mark, step)
+        except TimeoutError:
+            self.note("lost", call=mark)
+
+    def _run(self, work: Coroutine[Any, Any, None], kept: set[asyncio.Task[None]]) -> Any:
+        task = asyncio.create_task(work, name=self.name)
+        kept.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            kept.discard(task)
+            if not task.cancelled() and task.exception() is not None:
+                self.failed.append(task.exception() or AssertionError())
+
+        task.add_done_callback(done)
+        return task
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it beside the steps, until the client leaves."""
+        self._run(work, self._tasks)
+
+    async def until_asked(self, method: str, params: Json) -> Json:
+        while True:
+            answer = await self.ask(method, params)
+            if answer is not None:
+                return answer
+            await asyncio.sleep(AGAIN)
+
+    # --- its session ------------------------------------------------------------------------------
+
+    def meta(self, mark: str, *, keyed: bool) -> Json:
+        members: Json = {"progressToken": mark}
+        if self.session is not None:
+            members |= in_session(self.session)
+        if keyed:
+            members[KEY] = mark
+        return members
+
+    async def start(self) -> None:
+        answer = await self.until_asked("session/start", {})
+        started = answer["result"]
+        self.session, self.position = started["sessionId"], started["sessionEventId"]
+        self.note("owns", session=self.world.session_name(self.session or ""))
+
+    async def resume(self, session: str, position: str | None) -> bool:
+        """Have a session; whether there is one."""
+        params: Json = {"sessionId": session}
+        if position is not None:
+            params["lastSessionEventId"] = position
+        return self.was_resumed(session, await self.until_asked("session/resume", params))
+
+    def was_resumed(self, session: str, answer: Json) -> bool:
+        """Take the answer to a resume; whether there is that session."""
+        name = self.world.session_name(session)
+        if "result" not in answer:
+            self.note("forgotten", session=name)
+            return False
+        resumed = answer["result"]
+        if not resumed["catchup"] and resumed.get("reason") != "no_stream":
+            self.note("gap")
+            self.position = resumed["sessionEventId"]
+        self.session = session
+        self.note("owns", session=name)
+        return True
+
+    async def _take_over(self, other: "Client | None") -> None:
+        if other is None or other.session is None or other.is_displaced or self.is_displaced:
+            return
+        if self.session is not None:
+            # Nobody reads on there.
+            self.note("gone", session=self.world.session_name(self.session))
+        self.uris = list(other.uris)
+        self.session, self.position = other.session, other.position
+        self.note("takes", session=self.world.session_name(other.session), of=other.name)
+        other.is_displaced = True
+        await self.resume(other.session, other.position)
+        await self.resumed()
+
+    async def resumed(self) -> None:  # noqa: B027
+        """Do what follows a resume. Most have nothing to do."""
+
+    async def _subscribe(self, uri: str) -> None:
+        params: Json = {"uri": uri, "_meta": in_session(self.session)}
+        answer = await self.until_asked("resources/subscribe", params)
+        if "result" in answer and self.session is not None:
+            self.uris.append(uri)
+            name = self.world.session_name(self.session)
+            self.note("subscribed", session=name, uri=uri)
+
+    # --- hearing ----------------------------------------------------------------------------------
+
+    def hear(self, message: Json, on: str) -> None:
+        """Note a message, and answer it if it is a question."""
+        method: str = message.get("method", "")
+        params: Json = message.get("params") or {}
+        meta: Json = params.get("_meta") or {}
+        event_id: str | None = params.get("sessionEventId") or meta.get(EVENT_ID)
+        if event_id is not None:
+            self.position = event_id
+        if "id" in message:
+            self._asked(message, on)
+        elif method == "notifications/progress":
+            # The layer itself reports that a silent call still runs: without a number of ours.
+            n, mark = params.get("progress"), params.get("progressToken")
+            self.note("hears", call=mark, kind="progress", n=n, on=on)
+        elif method == "notifications/message":
+            data = params["data"]
+            self.note("hears", call=data["mark"], kind="log", n=data["n"], on=on)
+        elif method == "notifications/x":
+            self.note("hears", call=params["mark"], kind="event", n=params["n"], on=on, id=event_id)
+        elif method == "notifications/resources/updated":
+            self.note("updated", uri=params["uri"], id=event_id)
+        elif method.endswith("list_changed"):
+            self.note("gap")
+        elif method == "notifications/sessions/detached":
+            self.detached(params)
+
+    def detached(self, params: Json) -> None:
+        self.note("displaced", reason=params.get("reason"))
+
+    def _asked(self, message: Json, on: str) -> None:
+        if message["method"] != "elicitation/create":
+            self.run(self._reply(message, {}, None))
+            return
+        question = message["params"]["message"]
+        self.note("asked", question=question, on=on, id=str(message["id"]))
+        if not self.plan["silent"]:
+            value = f"{question}@{self.name}"
+            result = {"action": "accept", "content": {"answer": value}}
+            self.run(self._reply(message, result, question))
+
+    async def _reply(self, message: Json, result: Json, question: str | None) -> None:
+        await asyncio.sleep(self.plan["thinks"])
+        reply = {"jsonrpc": "2.0", "id": message["id"], "result": result}
+        for _ in range(20):
+            accepted = await self.post_reply(reply)
+            if accepted is not False:
+                if question is not None:
+                    value = f"{question}@{self.name}"
+                    self.note("replies", question=question, value=value, accepted=bool(accepted))
+                return
+            await asyncio.sleep(AGAIN)
+
+    # --- the outcome of a call --------------------------------------------------------------------
+
+    def sends(self, mark: str, step: Json) -> None:
+        session = self.own if self.session is None else self.world.session_name(self.session)
+        more = {"bystander": True} if step.get("bystander") else {}
+        self.note(
+            "sends", call=mark, keyed=bool(step.get("keyed")), session=session,
+            within=step["seconds"] + WITHIN, **more,
+        )  # fmt: skip
+
+    def answered(self, mark: str, answer: Json, *, whole: bool) -> None:
+        if "result" in answer:
+            self.note("answered", call=mark, result=True, whole=whole)
+            return
+        error = answer["error"]
+        data: Json = error.get("data") or {}
+        said = {"started": data["started"]} if "started" in data else {}
+        self.note("answered", call=mark, result=False, code=error["code"], whole=whole, **said)
+
+    def params_of(self, mark: str, step: Json) -> Json:
+        arguments = {"mark": mark, "script": step["script"]}
+        return call_params("work", arguments, self.meta(mark, keyed=bool(step.get("keyed"))))
+
+    def cut_at(self, step: Json) -> float | None:
+        return now() + step["cut"] if step.get("cut") is not None else None
+
+    def leave(self) -> None:
+        """Do nothing more."""
+        self.is_over = True
+        for task in [*self._tasks, *self._calls]:
+            task.cancel()
+        self.link.cut()
+
+
+class HandshakeHttp(Client):
+    """2025-11-25 over HTTP: POSTs, and a GET stream that it comes back to."""
+
+    def __init__(self, world: World, plan: Json) -> None:
+        super().__init__(world, plan)
+        carrier = HttpLink(self.link, self.chosen, self.user)
+        self.raw = RawClient(carrier, capabilities=self.capabilities)
+        self._last: str | None = None
+
+    async def connect(self) -> None:
+        self.raw.session_id = None
+        params = initialize_params(self.name, capabilities=self.capabilities)
+        answer = None
+        while answer is None:
+            sent = self.raw.send("initialize", params)
+            answer = await self._answer(sent.reply, sent.id)
+            if answer is not None and "result" in answer:
+                self.raw.session_id = sent.reply.header("mcp-session-id")
+            else:
+                await asyncio.sleep(AGAIN)
+        accepted = False
+        while not accepted:
+            accepted = await self._accepted({"method": "notifications/initialized"})
+        if not self.plan["session"]:
+            self.own = self.world.session_name(self.raw.session_id or "")
+            self.note("owns", session=self.own)
+        self.run(self._listen())
+
+    async def _answer(self, reply: Reply, number: str | int) -> Json | None:
+        await _read(reply, lambda _: None, lambda: reply.answer_to(number) is not None)
+        return None if reply.status == AWAY else reply.answer_to(number)
+
+    async def _accepted(self, message: Json) -> bool:
+        reply = self.raw.post({"jsonrpc": "2.0", **message})
+        await _read(reply, lambda _: None, lambda: False)
+        return reply.status == 202
+
+    async def ask(self, method: str, params: Json) -> Json | None:
+        number = f"{self.name}/{next(self.raw.numbers)}"
+        reply = self.raw.send(method, params, request_id=number).reply
+        return await self._answer(reply, number)
+
+    async def post_reply(self, message: Json) -> bool:
+        return await self._accepted(message)
+
+    async def _listen(self) -> None:
+        while not self.is_over:
+            reply = self.raw.get(self._last)
+
+            def take(message: Json) -> None:
+                self.hear(message, "events")
+
+            def seen(event_id: str) -> None:
+                self._last = event_id
+
+            await _read(reply, take, lambda: False, seen=seen, silence=None)
+            if reply.status == 404:
+                self.note("forgotten")
+                return
+            await asyncio.sleep(AGAIN)
+
+    async def call(self, mark: str, step: Json) -> None:
+        cut_at, keyed, whole = self.cut_at(step), bool(step.get("keyed")), True
+        last: str | None = None
+
+        def seen(event_id: str) -> None:
+            nonlocal last
+            last = event_id
+
+        self.sends(mark, step)
+        params = self.params_of(mark, step)
+        reply = self.raw.send("tools/call", params, request_id=mark).reply
+        if step.get("twice"):
+            self.run(self._once_more(mark, step, params))
+        while True:
+            await _read(
+                reply,
+                lambda message: self.hear(message, "call"),
+                lambda r=reply: r.answer_to(mark) is not None,
+                seen=seen,
+                cut_at=cut_at,
+                silence=SILENCE + step["seconds"],
+            )
+            cut_at = None
+            answer = reply.answer_to(mark)
+            if answer is not None and reply.status == 200:
+                self.answered(mark, answer, whole=whole)
+                return
+            if reply.status is not None and reply.status not in (200, AWAY):
+                self.note("answered", call=mark, result=False, code=reply.status, whole=whole)
+                return
+            if last is None and not keyed:
+                # 503 says that nothing ran. A connection that broke says nothing.
+                if reply.status == AWAY:
+                    self.note("answered", call=mark, result=False, code=AWAY, started=False)
+                else:
+                    self.note("lost", call=mark)
+                return
+            await asyncio.sleep(AGAIN)
+            if last is not None and not (keyed and step.get("resends")):
+                reply = self.raw.get(last)
+            else:
+                last, whole = None, False
+                self.sends(mark, step)
+                reply = self.raw.send("tools/call", params, request_id=mark).reply
+
+    async def _once_more(self, mark: str, step: Json, params: Json) -> None:
+        """A proxy, or a user, sends it a second time."""
+        await asyncio.sleep(step["twice"])
+        self.sends(mark, step)
+        reply = self.raw.send("tools/call", params, request_id=f"{mark}'").reply
+        await _read(
+            reply, lambda m: self.hear(m, "again"),
+            lambda: reply.answer_to(f"{mark}'") is not None,
+        )  # fmt: skip
+        answer = reply.answer_to(f"{mark}'")
+        if answer is not None and reply.status == 200:
+            self.answered(mark, answer, whole=False)
+
+
+class ModernHttp(Client):
+    """2026-07-28 over HTTP: POSTs, and a listen that it asks for anew."""
+
+    def __init__(self, world: World, plan: Json) -> None:
+        super().__init__(world, plan)
+        carrier = HttpLink(self.link, self.chosen, self.user)
+        self.raw = ModernClient(carrier, capabilities=self.capabilities)
+        self._stream: Reply | None = None
+
+    async def connect(self) -> None:
+        """See `Client`: there is no handshake."""
+
+    async def start(self) -> None:
+        await super().start()
+        self.run(self._listen())
+
+    async def resumed(self) -> None:
+        if self._stream is None:
+            self.run(self._listen())
+        else:
+            self._stream.leave()
+
+    async def ask(self, method: str, params: Json) -> Json | None:
+        number = f"{self.name}/{next(self.raw.numbers)}"
+        reply = self.raw.send(method, params, request_id=number).reply
+        await _read(reply, lambda _: None, lambda: reply.answer_to(number) is not None)
+        return None if reply.status == AWAY else reply.answer_to(number)
+
+    async def post_reply(self, message: Json) -> bool:
+        return True
+
+    async def _subscribe(self, uri: str) -> None:
+        if uri not in self.uris:
+            self.uris.append(uri)
+            if self._stream is not None:
+                self._stream.leave()
+
+    async def _listen(self) -> None:
+        is_first = True
+        while not self.is_over and not self.is_displaced and self.session is not None:
+            if not is_first and not await self.resume(self.session, self.position):
+                return
+            is_first = False
+            uris = list(self.uris)
+            sent = self.raw.listen(self.session, *uris, lists=("tools",))
+            reply = self._stream = sent.reply
+
+            def take(message: Json, uris: list[str] = uris) -> None:
+                if message.get("method") == "notifications/subscriptions/acknowledged":
+                    name = self.world.session_name(self.session or "")
+                    for uri in uris:
+                        self.note("subscribed", session=name, uri=uri)
+                elif "method" in message:
+                    self.hear(message, "events")
+
+            await _read(reply, take, lambda: False, silence=None)
+            await asyncio.sleep(AGAIN)
+
+    async def call(self, mark: str, step: Json) -> None:
+        cut_at, keyed, whole = self.cut_at(step), bool(step.get("keyed")), True
+        params = self.params_of(mark, step)
+        params["_meta"][LOG_LEVEL] = "info"
+        self.sends(mark, step)
+        while True:
+            reply = self.raw.send("tools/call", params, request_id=mark).reply
+            await _read(
+                reply,
+                lambda message: self.hear(message, "call") if "method" in message else None,
+                lambda r=reply: r.answer_to(mark) is not None,
+                cut_at=cut_at,
+                silence=SILENCE + step["seconds"],
+            )
+            cut_at = None
+            answer = reply.answer_to(mark)
+            if answer is not None and reply.status != AWAY:
+                result = answer.get("result", {})
+                if result.get("resultType") == "input_required":
+                    replies = await self._replies_to(result)
+                    if replies is None:
+                        self.note("lost", call=mark)
+                        return
+                    params = {**params, **replies}
+                    continue
+                self.answered(mark, answer, whole=whole)
+                return
+            if not keyed:
+                if reply.status == AWAY and "requestState" not in params:
+                    self.note("answered", call=mark, result=False, code=AWAY, started=False)
+                elif reply.status == AWAY:
+                    await asyncio.sleep(AGAIN)
+                    continue
+                else:
+                    self.note("lost", call=mark)
+                return
+            whole = False
+            await asyncio.sleep(AGAIN)
+            self.sends(mark, step)
+
+    async def _replies_to(self, result: Json) -> Json | None:
+        """What the next request brings; None: it does not come back."""
+        replies: Json = {}
+        for name, asked in result["inputRequests"].items():
+            question = asked["params"]["message"]
+            self.note("asked", question=question, on="call", id=f"{name} {result['requestState']}")
+            replies[name] = {
+                "action": "accept",
+                "content": {"answer": f"{question}@{self.name}"},
+            }
+        if self.plan["silent"]:
+            return None
+        await asyncio.sleep(self.plan["thinks"])
+        return {"inputResponses": replies, "requestState": result["requestState"]}
+
+
+class Socket(Client):
+    """2025-11-25 over a WebSocket, which is made anew when it ends."""
+
+    def __init__(self, world: World, plan: Json) -> None:
+        super().__init__(world, plan)
+        self._peer: SocketLink | None = None
+        self._ready = asyncio.Event()
+        self._has: tuple[SocketLink, str] | None = None
+        """The connection on which it resumed that session."""
+
+        self._numbers = self._connections = 0
+
+    async def connect(self) -> None:
+        self.run(self._stay_connected())
+        await self._ready.wait()
+
+    async def _stay_connected(self) -> None:
+        while not self.is_over:
+            peer = SocketLink(self.link, self.chosen(), self.user)
+            await peer.open()
+            seen = 0
+
+            def look(peer: SocketLink = peer) -> bool:
+                nonlocal seen
+                for message in peer.messages[seen:]:
+                    seen += 1
+                    if "method" in message:
+                        self.hear(message, "events")
+                return peer.ended
+
+            self._peer = peer
+            self.run(self._begin(peer))
+            await peer.board.until(look, what="the end", within=10_000)
+            self._ready.clear()
+            await asyncio.sleep(AGAIN)
+
+    async def _begin(self, peer: SocketLink) -> None:
+        params = initialize_params(self.name, capabilities=self.capabilities)
+        answer = await self._sent(peer, "initialize", params)
+        if answer is None or "error" in answer:
+            peer.cut_by_client()
+            return
+        await peer.notify("notifications/initialized")
+        if not self.plan["session"]:
+            # What its last connection had is gone with that.
+            if self.own is not None:
+                self.note("gone", session=self.own)
+            self._connections += 1
+            self.own = f"{self.name}:{self._connections}"
+            self.note("owns", session=self.own)
+        self._has = None
+        if self.session is not None and not self.is_displaced:
+            resumed = await self._resumes_on(peer, self.session)
+            if resumed is None:
+                peer.cut_by_client()
+            if not resumed:
+                return
+        self._ready.set()
+
+    async def _resumes_on(self, peer: SocketLink, session: str) -> bool | None:
+        """Whether there is that session; None: not known."""
+        members: Json = {"sessionId": session}
+        if self.position is not None:
+            members["lastSessionEventId"] = self.position
+        answer = await self._sent(peer, "session/resume", members)
+        if answer is None or answer.get("error", {}).get("code") == _INTERNAL:
+            return None
+        self._has = (peer, session)
+        return self.was_resumed(session, answer)
+
+    async def resume(self, session: str, position: str | None) -> bool:
+        while True:
+            await self._ready.wait()
+            peer = self._peer
+            assert peer is not None
+            if self._has == (peer, session):
+                return True
+            resumed = await self._resumes_on(peer, session)
+            if resumed is not None:
+                return resumed
+            await asyncio.sleep(AGAIN)
+
+    async def _sent(
+        self, peer: SocketLink, method: str, params: Json, number: str | None = None,
+        cut_at: float | None = None, silence: float = SILENCE,
+    ) -> Json | None:  # fmt: skip
+        if number is None:
+            self._numbers += 1
+            number = f"{self.name}/{self._numbers}"
+        if peer.ended:
+            return None
+        await peer.send(method, params, request_id=number)
+
+        def look() -> bool:
+            return peer.ended or _answer_in(peer.messages, number) is not None
+
+        until = now() + silence if cut_at is None else min(cut_at, now() + silence)
+        if not await _until(peer.board, look, until):
+            peer.cut_by_client()
+        return _answer_in(peer.messages, number)
+
+    async def ask(self, method: str, params: Json) -> Json | None:
+        await self._ready.wait()
+        assert self._peer is not None
+        answer = await self._sent(self._peer, method, params)
+        # HTP5: over such a connection a store that is away is this error.
+        is_away = answer is not None and answer.get("error", {}).get("code") == _INTERNAL
+        return None if is_away else answer
+
+    async def post_reply(self, message: Json) -> bool | None:
+        if self._peer is not None and not self._peer.ended:
+            await self._peer.post(message)
+
+    async def call(self, mark: str, step: Json) -> None:
+        cut_at, keyed, whole = self.cut_at(step), bool(step.get("keyed")), True
+        params, attempt = self.params_of(mark, step), 0
+        while True:
+            await self._ready.wait()
+            assert self._peer is not None
+            self.sends(mark, step)
+            number = mark if not attempt else f"{mark}'{attempt}"
+            attempt += 1
+            answer = await self._sent(
+                self._peer, "tools/call", params, number,
+                cut_at=cut_at, silence=SILENCE + step["seconds"],
+            )  # fmt: skip
+            cut_at = None
+            # HTP5: what a store that is away is answered with. This call may be, by its script.
+            is_refused = answer is not None and answer.get("error", {}).get("code") == _INTERNAL
+            is_refused = is_refused and "invalid" not in step["script"]
+            if answer is not None and not (is_refused and keyed):
+                self.answered(mark, answer, whole=whole)
+                return
+            if not keyed:
+                self.note("lost", call=mark)
+                return
+            whole = False
+            await asyncio.sleep(AGAIN)
+
+
+KINDS: Final[dict[str, type[Client]]] = {
+    "http": HandshakeHttp,
+    "modern": ModernHttp,
+    "websocket": Socket,
+}
+
+
+async def _read(
+    reply: Reply,
+    take: Callable[[Json], None],
+    enough: Callable[[], bool],
+    *,
+    seen: Callable[[str], None] | None = None,
+    cut_at: float | None = None,
+    silence: float | None = SILENCE,
+) -> None:
+    """Take the messages of a response as they come, until it ends or there is enough.
+
+    Args:
+        seen: Gets the id of each event.
+        cut_at: When the client breaks the connection.
+        silence: Seconds after which it breaks the connection as well.
+    """
+    count = 0
+
+    def look() -> bool:
+        nonlocal count
+        if reply.is_sse:
+            events = reply.events
+            while count < len(events):
+                event = events[count]
+                count += 1
+                if event.message is not None and "method" in event.message:
+                    take(event.message)
+                if seen is not None and "id" in event.fields:
+                    seen(event.fields["id"])
+        return reply.ended or enough()
+
+    until = now() + (silence if silence is not None else 10_000)
+    if not await _until(reply.board, look, until if cut_at is None else min(until, cut_at)):
+        reply.leave()
+        look()
+
+
+async def _until(board: Board, look: Callable[[], bool], until: float) -> bool:
+    """Whether ``look()`` holds by then."""
+    try:
+        await board.until(look, what="it", within=max(0.0, until - now()))
+    except AssertionError:
+        return False
+    return True
+
+
+def _answer_in(messages: list[Json], number: str) -> Json | None:
+    for message in messages:
+        if "method" not in message and message.get("id") == number:
+            return message
+    return None
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()

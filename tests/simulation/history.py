@@ -1,0 +1,104 @@
+"""A history: what clients did and saw, and what the wrapped server ran, as JSON lines.
+
+Each line is one record. Its members ``t`` (seconds, one clock for all) and ``what`` are always
+there. The order of the lines is the order in which things happened. A *call* is named by its
+*mark*, which its client makes and the server gives back in everything that the call causes:
+``c1.3`` is the third call of client ``c1``. Its messages are numbered from 1, each kind by itself;
+its questions are ``c1.3?1``, ``c1.3?2``.
+
+Of clients:
+
+==============  ===================================================================================
+``connects``    ``client`` begins. ``can_be_asked``: it declared that it answers questions
+``owns``        ``client`` was told that it has ``session``. ``session`` is a name of the history's
+``gone``        ``session`` ended with its connection, or its client cares for it no more
+``sends``       ``client`` sends ``call``, once more if it was sent before. ``keyed``: under a
+                request key. ``within``: seconds in which it must be answered
+``answered``    ``client`` has the answer to ``call``: ``result`` true, or ``code`` of its error.
+                ``started`` false: the error says that it did not start. ``whole``: the client
+                read the response from its first byte to its last, over as many connections as
+                that took
+``lost``        the connection of ``call`` broke, and nothing promises an answer
+``hears``       ``client`` receives message ``n`` of ``call``, of ``kind`` ``progress``, ``log`` or
+                ``event``. ``on``: ``call`` for the response stream of that call, else ``events``.
+                ``id``: the event's id, where it has one
+``asked``       ``client`` receives ``question`` on ``on``, as a request with ``id``
+``replies``     ``client`` sent its answer ``value`` to ``question``. ``accepted``: the layer said
+                that it has it (over HTTP it does)
+``takes``       ``client`` is about to take ``session``, which ``of`` has
+``displaced``   ``client`` is told that its session went elsewhere, for ``reason``
+``gap``         ``client`` is told that it may have missed events (of all its sessions)
+``subscribed``  ``client`` was told that ``session`` is subscribed to ``uri``
+``updated``     ``client`` hears that ``uri`` changed
+``forgotten``   ``client`` was told that its session does not exist
+``idle``        ``client`` has taken all of its steps, and listens until the end. ``stuck``: it has
+                not, within its patience
+==============  ===================================================================================
+
+Of the wrapped server:
+
+==============  ===================================================================================
+``ran``         the handler of ``call`` began
+``says``        message ``n`` of ``call`` of ``kind`` is about to be sent
+``said``        its sending returned without an error, and it names its call: it must arrive
+``asks``        the handler of ``call`` puts ``question``
+``told``        it has the answer: ``value``; or ``value`` is absent: the question failed
+``ended``       the handler of ``call`` is done. ``ok``: it returned a result
+``changes``     ``uri`` is about to change, because of ``call``
+``changed``     the change was announced without an error. ``own``: to the session of the call only
+``edits``       ``call`` begins to add its mark to the list in ``data`` of its session
+``data``        it did: ``log`` is the list after it, or null: it did not
+==============  ===================================================================================
+
+Of the world:
+
+==============  ===================================================================================
+``fault``       something goes wrong: ``kind``, ``host``
+``heals``       no fault lasts beyond this line, and every process is there
+``defect``      the layer itself logged work that died: ``text``
+``end``         the last line
+==============  ===================================================================================
+
+A ``bystander`` in ``sends`` marks calls that must not wait for the load of others.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+
+class History:
+    """The records of one run, in order.
+
+    Args:
+        now: The clock of the run.
+    """
+
+    def __init__(self, now: Callable[[], float] | None = None) -> None:
+        self.records: list[Record] = []
+        self._now = now
+
+    def add(self, what: str, **members: Any) -> None:
+        t = round(self._now(), 6) if self._now is not None else float(len(self.records))
+        self.records.append({"t": t, "what": what, **members})
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def of(self, *whats: str) -> Iterator[Record]:
+        return (record for record in self.records if record["what"] in whats)
+
+    def lines(self) -> str:
+        return "".join(json.dumps(each, sort_keys=True) + "\n" for each in self.records)
+
+    def write(self, path: Path) -> None:
+        path.write_text(self.lines())
+
+    @staticmethod
+    def read(lines: Iterable[str]) -> "History":
+        history = History()
+        history.records = [json.loads(line) for line in lines if line.strip()]
+        return history

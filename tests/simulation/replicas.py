@@ -1,0 +1,98 @@
+"""The replicas: layers that share a store, each a host that is killed, paused and started again."""
+
+import asyncio
+from typing import Any, Final, cast
+
+from starlette.types import ASGIApp
+
+from mcp_sessions import SessionPolicy, SessionSecurity
+from mcp_sessions.testing.timed_layer import ClockedLayer
+from tests.simulation.chance import EPOCH
+from tests.simulation.faults import StoreFaults
+from tests.simulation.history import History
+from tests.simulation.scheduler import Host
+from tests.simulation.servers import Wrapped
+from tests.support.replicas import Backplane, Member
+
+_KEYS: Final = ["k" * 32]
+
+
+class Replica:
+    """One process that serves.
+
+    Args:
+        number: From 0.
+        policy: Of its layer.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        backplane: Backplane,
+        history: History,
+        wrapped: Wrapped,
+        policy: SessionPolicy,
+    ) -> None:
+        self.number = number
+        self.skew = 0.0
+        """Seconds that its clock is ahead."""
+
+        self._backplane = backplane
+        self._history = history
+        self._wrapped = wrapped
+        self._policy = policy
+        self.hosts: list[Host] = []
+        """Its lives so far; the last one may live."""
+
+        self.app: ASGIApp | None = None
+        """None: nobody listens."""
+
+        self.store_faults = StoreFaults()
+
+    @property
+    def host(self) -> Host:
+        return self.hosts[-1]
+
+    @property
+    def chosen(self) -> tuple[ASGIApp, Host] | None:
+        return (self.app, self.host) if self.app is not None and not self.host.is_dead else None
+
+    async def start(self) -> None:
+        """Start a process; return when it listens."""
+        host = Host(f"replica {self.number}")
+        self.hosts.append(host)
+        ready = asyncio.Event()
+        self._life = host.starts(self._live(host, ready))
+        await ready.wait()
+
+    async def _live(self, host: Host, ready: asyncio.Event) -> None:
+        store = self._backplane.store()
+        self._member = store.exchange
+        wrapped = self._wrapped.make(self._history, host)
+        layer = ClockedLayer(
+            wrapped.server,
+            store=self.store_faults.over(store),
+            policy=self._policy,
+            security=SessionSecurity(_KEYS),
+            clock=self._now,
+        )
+        wrapped.layer.append(layer)
+        app = layer.asgi_app()
+        async with layer.lifespan():
+            self.app = cast(Any, app)
+            ready.set()
+            await asyncio.Event().wait()
+
+    def _now(self) -> float:
+        return EPOCH + asyncio.get_running_loop().time() + self.skew
+
+    def kill(self) -> None:
+        """``kill -9``."""
+        self.app = None
+        self._member.died_at = asyncio.get_running_loop().time()
+        self.host.kill()
+
+    @property
+    def member(self) -> Member:
+        """Its end of the messages between replicas."""
+        return self._member

@@ -1,0 +1,428 @@
+"""What must hold of every history (`tests.simulation.history`), each rule a function.
+
+A rule gets the facts of a history and yields a sentence for each violation. It knows nothing of the
+simulation: histories of real processes are judged by the same rules.
+
+    for violation in violations(history): print(violation)
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tests.simulation.history import History, Record
+
+UNKNOWN: Final = -31012
+
+SOON: Final = 5.0
+"""Seconds in which a bystander's call is answered, beside those of its script."""
+
+
+class Facts:
+    """A history, with what most rules ask for."""
+
+    def __init__(self, history: History) -> None:
+        self.records = history.records
+        self.place: dict[int, int] = {id(each): n for n, each in enumerate(self.records)}
+        self.by: dict[str, list[Record]] = defaultdict(list)
+        for record in self.records:
+            self.by[record["what"]].append(record)
+        self.caller: dict[str, str] = {}
+        """A call → its client."""
+
+        self.session_of: dict[str, str | None] = {}
+        for sent in self.by["sends"]:
+            self.caller.setdefault(sent["call"], sent["client"])
+            self.session_of.setdefault(sent["call"], sent.get("session"))
+        self.runs = Counter(ran["call"] for ran in self.by["ran"])
+        self.answers: dict[str, list[Record]] = defaultdict(list)
+        for answer in self.by["answered"]:
+            self.answers[answer["call"]].append(answer)
+        self.owners: dict[str, set[str]] = defaultdict(set)
+        """A session → the clients that had it."""
+
+        for owns in self.by["owns"]:
+            self.owners[owns["session"]].add(owns["client"])
+        self.gone = {gone["session"] for gone in self.by["gone"]}
+        healed = self.by["heals"]
+        self.healed_at: float = healed[-1]["t"] if healed else 0.0
+        self.ended_at: float = self.records[-1]["t"] if self.records else 0.0
+
+    def after(self, first: Record, second: Record) -> bool:
+        """Whether ``second`` came after ``first``."""
+        return self.place[id(second)] > self.place[id(first)]
+
+    def process_died_after(self, record: Record) -> bool:
+        """Whether a process was killed after that."""
+        deaths = (f for f in self.by["fault"] if f["kind"] in ("kill", "child"))
+        return any(self.after(record, death) for death in deaths)
+
+    def process_died_during(self, call: str) -> bool:
+        """Whether a process was killed after the call was sent."""
+        sent = [each for each in self.by["sends"] if each["call"] == call]
+        return bool(sent) and self.process_died_after(sent[0])
+
+    def messages_were_lost_during(self, sent: Record) -> bool:
+        """Whether replicas could not hear each other while a call may have run."""
+        return any(
+            fault["kind"] == "deaf" and fault["t"] + fault["for"] >= sent["t"]
+            for fault in self.by["fault"]
+        )
+
+
+Rule = Callable[[Facts], Iterator[str]]
+
+
+# --- what runs ------------------------------------------------------------------------------------
+
+
+def a_call_runs_at_most_once(facts: Facts) -> Iterator[str]:
+    for call, runs in facts.runs.items():
+        if runs > 1:
+            yield f"{call} ran {runs} times"
+
+
+def a_call_with_a_result_ran(facts: Facts) -> Iterator[str]:
+    for call, answers in facts.answers.items():
+        if any(answer["result"] for answer in answers) and not facts.runs[call]:
+            yield f"{call} was answered with a result, and never ran"
+
+
+def a_call_that_ran_is_never_said_not_to_have_started(facts: Facts) -> Iterator[str]:
+    for call, answers in facts.answers.items():
+        for answer in answers:
+            if answer.get("started") is False and facts.runs[call]:
+                yield f"{call} ran, and was said not to have started ({answer['code']})"
+
+
+def a_call_has_one_answer(facts: Facts) -> Iterator[str]:
+    """A result is not followed by another outcome, and an error by no result."""
+    for call, answers in facts.answers.items():
+        kinds = {(answer["result"], answer.get("code")) for answer in answers}
+        if len(kinds) > 1 and any(result for result, _ in kinds):
+            # An answer may be dropped for want of space, or with its process: then it is unknown.
+            if {code for result, code in kinds if not result} != {UNKNOWN}:
+                yield f"{call} was answered differently: {sorted(map(str, kinds))}"
+
+
+# --- what arrives ---------------------------------------------------------------------------------
+
+
+def a_message_comes_once_and_in_order(facts: Facts) -> Iterator[str]:
+    heard: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for hears in facts.by["hears"]:
+        if isinstance(hears["n"], int) and hears["on"] != "again":
+            key = (hears["client"], hears["call"], hears["kind"], _stream(facts, hears))
+            heard[key].append(hears["n"])
+    for (client, call, kind, stream), numbers in heard.items():
+        if len(set(numbers)) != len(numbers):
+            yield f"{client} heard a {kind} of {call} twice on {stream}: {numbers}"
+        elif numbers != sorted(numbers):
+            yield f"{client} heard {kind} of {call} out of order on {stream}: {numbers}"
+
+
+def _stream(facts: Facts, hears: Record) -> str:
+    """Each sending of a call has a response of its own."""
+    if hears["kind"] == "event":
+        return "events"
+    place = facts.place[id(hears)]
+    sent = [s for s in facts.by["sends"] if s["call"] == hears["call"]]
+    return f"{hears['on']} {sum(facts.place[id(s)] < place for s in sent)}"
+
+
+def a_response_that_was_read_whole_has_all_its_messages(facts: Facts) -> Iterator[str]:
+    """What the server sent before it returned comes before the answer."""
+    heard: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    for hears in facts.by["hears"]:
+        heard[hears["client"], hears["call"], hears["kind"]].add(hears["n"])
+    ended = {record["call"]: record for record in facts.by["ended"]}
+    for call, answers in facts.answers.items():
+        if not any(answer.get("whole") and answer["result"] for answer in answers):
+            continue
+        sent = [s for s in facts.by["sends"] if s["call"] == call]
+        if len(sent) > 1 or facts.messages_were_lost_during(sent[0]):
+            continue
+        said: dict[str, set[int]] = defaultdict(set)
+        for each in facts.by["said"]:
+            before = call in ended and facts.after(each, ended[call])
+            if each["call"] == call and each["kind"] != "event" and before:
+                said[each["kind"]].add(each["n"])
+        for kind, numbers in said.items():
+            missing = numbers - heard[facts.caller[call], call, kind]
+            if missing:
+                yield f"{call}: {kind} {sorted(missing)} never came, and the answer did"
+
+
+def an_event_reaches_its_session(facts: Facts) -> Iterator[str]:
+    """Or its client is told of a gap."""
+    heard = {(h["call"], h["n"]): h for h in facts.by["hears"] if h["kind"] == "event"}
+    for said in facts.by["said"]:
+        if said["kind"] != "event" or (said["call"], said["n"]) in heard:
+            continue
+        session = facts.session_of.get(said["call"])
+        owners = facts.owners.get(session or "", set())
+        if not owners or session in facts.gone:
+            continue
+        if any(_is_excused(facts, said, owner) for owner in owners):
+            continue
+        yield f"event {said['n']} of {said['call']} reached nobody of {session} {sorted(owners)}"
+
+
+def _is_excused(facts: Facts, said: Record, client: str) -> bool:
+    told = (*facts.by["gap"], *facts.by["forgotten"])
+    if any(each["client"] == client and facts.after(said, each) for each in told):
+        return True
+    idle = [each for each in facts.by["idle"] if each["client"] == client]
+    return not idle or idle[-1].get("stuck", False)
+
+
+def event_ids_rise(facts: Facts) -> Iterator[str]:
+    last: dict[str, str] = {}
+    for record in facts.records:
+        client = record.get("client", "")
+        if record["what"] in ("gap", "owns"):
+            last.pop(client, None)
+        event_id = record.get("id") if record["what"] in ("hears", "updated") else None
+        if event_id is None:
+            continue
+        before = last.get(client)
+        if before is not None and not _rises(before, event_id):
+            yield f"{client} heard event {event_id} after {before}"
+        last[client] = event_id
+
+
+def _rises(before: str, event_id: str) -> bool:
+    epoch, _, number = before.rpartition("-")
+    new_epoch, _, new_number = event_id.rpartition("-")
+    return epoch != new_epoch or number < new_number
+
+
+def the_last_change_is_seen(facts: Facts) -> Iterator[str]:
+    """Who is subscribed hears of a resource after its last change, or is told of a gap."""
+    begun: dict[tuple[str, str], Record] = {}
+    last: dict[tuple[str, str | None], Record] = {}
+    for record in facts.records:
+        if record["what"] == "changes":
+            begun[record["call"], record["uri"]] = record
+        elif record["what"] == "changed":
+            if record.get("own") and facts.process_died_during(record["call"]):
+                continue
+            whose = facts.session_of.get(record["call"]) or "none" if record.get("own") else None
+            last[record["uri"], whose] = begun[record["call"], record["uri"]]
+    for (uri, whose), change in last.items():
+        subscribed = {
+            s["session"]
+            for s in facts.by["subscribed"]
+            if s["uri"] == uri and whose in (None, s["session"]) and facts.after(s, change)
+        }
+        for session in sorted(subscribed - facts.gone):
+            owners = facts.owners[session]
+            hears = any(
+                u["client"] in owners and u["uri"] == uri and facts.after(change, u)
+                for u in facts.by["updated"]
+            )
+            if not hears and not any(_is_excused(facts, change, owner) for owner in owners):
+                yield f"{sorted(owners)} of {session} never heard of the last change of {uri}"
+
+
+# --- whom it reaches ------------------------------------------------------------------------------
+
+
+def a_message_reaches_only_its_client(facts: Facts) -> Iterator[str]:
+    for record in (*facts.by["hears"], *facts.by["asked"]):
+        call = record.get("call") or record["question"].partition("?")[0]
+        client, caller = record["client"], facts.caller.get(call)
+        if client == caller or caller is None:
+            continue
+        session = facts.session_of.get(call)
+        if session is None or client not in facts.owners[session]:
+            yield f"{client} received a message of {call}: {record}"
+
+
+def who_lost_its_session_hears_nothing_of_it(facts: Facts) -> Iterator[str]:
+    """What happens after another client was told that it has the session. A request that names the
+    session may bring it back (ATT3).
+    """
+    taken: dict[tuple[str, str], Record] = {}
+    for takes in facts.by["takes"]:
+        for owns in facts.by["owns"]:
+            same = owns["client"] == takes["client"] and owns["session"] == takes["session"]
+            if same and facts.after(takes, owns):
+                taken.setdefault((takes["of"], takes["session"]), owns)
+                break
+    says = {(s["call"], s["kind"], s["n"]): s for s in facts.by["says"]}
+    for hears in facts.by["hears"]:
+        if hears["kind"] != "event":
+            continue
+        said = says.get((hears["call"], "event", hears["n"]))
+        session = facts.session_of.get(hears["call"]) or ""
+        owns = taken.get((hears["client"], session))
+        if said is None or owns is None or not facts.after(owns, said):
+            continue
+        if not any(
+            s["client"] == hears["client"] and s["session"] == session and facts.after(owns, s)
+            for s in facts.by["sends"]
+        ):
+            yield f"{hears['client']} lost its session, and heard a later event: {hears}"
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+def a_question_is_put_once(facts: Facts) -> Iterator[str]:
+    """Again only to who has not answered, or has another connection."""
+    replied: dict[tuple[str, str], Record] = {}
+    for record in facts.records:
+        if record["what"] == "replies" and record["accepted"]:
+            replied[record["client"], record["question"]] = record
+        elif record["what"] == "asked":
+            if (record["client"], record["question"]) in replied:
+                yield f"{record['client']} was asked {record['question']} again after its answer"
+
+
+def only_who_can_be_asked_is_asked(facts: Facts) -> Iterator[str]:
+    askable = {c["client"] for c in facts.by["connects"] if c.get("can_be_asked")}
+    for asked in facts.by["asked"]:
+        if asked["client"] not in askable:
+            yield f"{asked['client']} cannot be asked, and was asked {asked['question']}"
+
+
+def an_answer_reaches_the_handler_that_asked(facts: Facts) -> Iterator[str]:
+    asked = {(a["client"], a["question"]) for a in facts.by["asked"]}
+    for told in facts.by["told"]:
+        value = told.get("value")
+        if value is None:
+            continue
+        question, _, client = value.rpartition("@")
+        if question != told["question"]:
+            yield f"{told['question']} was answered with {value}, the answer to another question"
+        elif (client, question) not in asked:
+            yield f"{told['question']} was answered by {client}, who was not asked"
+
+
+def a_handler_that_asks_is_told(facts: Facts) -> Iterator[str]:
+    """Whose question was answered, by a client that was heard, hears it, if its process lives."""
+    told = {record["question"] for record in facts.by["told"]}
+    asks = {record["question"]: record for record in facts.by["asks"]}
+    ended = {record["call"]: record for record in facts.by["ended"]}
+    for replies in facts.by["replies"]:
+        question = replies["question"]
+        call = question.partition("?")[0]
+        if question in told or question not in asks or not replies["accepted"]:
+            continue
+        is_over = call in ended and facts.after(asks[question], ended[call])
+        if not is_over and not facts.process_died_after(asks[question]):
+            yield f"{replies['client']} answered {question}, and its handler never heard it"
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+def data_is_a_register(facts: Facts) -> Iterator[str]:
+    """Edits of one session's ``data`` happen one after the other, each upon the one before."""
+    edits: dict[str, list[tuple[Record, Record]]] = defaultdict(list)
+    begun: dict[str, Record] = {}
+    for record in facts.records:
+        if record["what"] == "edits":
+            begun[record["call"]] = record
+        elif record["what"] == "data" and record["log"] is not None:
+            session = str(facts.session_of.get(record["call"]))
+            edits[session].append((begun[record["call"]], record))
+    for session, done in edits.items():
+        for _, edit in done:
+            if edit["log"][-1:] != [edit["call"]]:
+                yield f"{session}: {edit['call']} stored {edit['log']}"
+        logs = sorted((edit["log"] for _, edit in done), key=len)
+        for shorter, longer in zip(logs, logs[1:], strict=False):
+            if longer == shorter or longer[: len(shorter)] != shorter:
+                yield f"{session}: {shorter} was lost, and {longer} stored"
+        for began, edit in done:
+            for _, before in done:
+                if facts.after(before, began) and len(edit["log"]) <= len(before["log"]):
+                    yield f"{session}: {edit['call']} did not see {before['log']}"
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def every_call_is_answered_in_time(facts: Facts) -> Iterator[str]:
+    done: dict[str, float] = {}
+    for record in (*facts.by["answered"], *facts.by["lost"]):
+        done.setdefault(record["call"], record["t"])
+    for sent in facts.by["sends"]:
+        until = max(sent["t"], facts.healed_at) + sent["within"]
+        at = done.get(sent["call"])
+        if at is None and facts.ended_at > until or at is not None and at > until:
+            yield f"{sent['call']} of {sent['client']} was not answered within {sent['within']} s"
+
+
+def every_client_comes_to_its_end(facts: Facts) -> Iterator[str]:
+    for idle in facts.by["idle"]:
+        if idle.get("stuck"):
+            yield f"{idle['client']} is stuck"
+
+
+def nobody_waits_for_the_load_of_others(facts: Facts) -> Iterator[str]:
+    """A bystander's call is answered soon with a result."""
+    faults = [f["t"] for f in facts.by["fault"]]
+    for sent in facts.by["sends"]:
+        if not sent.get("bystander") or faults:
+            continue
+        soon = [
+            answer
+            for answer in facts.answers[sent["call"]]
+            if answer["result"] and answer["t"] <= sent["t"] + SOON + sent.get("seconds", 0)
+        ]
+        if not soon:
+            yield f"{sent['call']} of a bystander had to wait: {facts.answers[sent['call']]}"
+
+
+def no_session_is_forgotten(facts: Facts) -> Iterator[str]:
+    for record in facts.by["forgotten"]:
+        yield f"{record['client']} was told that its session does not exist"
+
+
+def no_work_dies(facts: Facts) -> Iterator[str]:
+    for record in facts.by["defect"]:
+        yield f"work died: {record['text']}"
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    a_call_runs_at_most_once,
+    a_call_with_a_result_ran,
+    a_call_that_ran_is_never_said_not_to_have_started,
+    a_call_has_one_answer,
+    a_message_comes_once_and_in_order,
+    a_response_that_was_read_whole_has_all_its_messages,
+    an_event_reaches_its_session,
+    event_ids_rise,
+    the_last_change_is_seen,
+    a_message_reaches_only_its_client,
+    who_lost_its_session_hears_nothing_of_it,
+    a_question_is_put_once,
+    only_who_can_be_asked_is_asked,
+    an_answer_reaches_the_handler_that_asked,
+    a_handler_that_asks_is_told,
+    data_is_a_register,
+    every_call_is_answered_in_time,
+    every_client_comes_to_its_end,
+    nobody_waits_for_the_load_of_others,
+    no_session_is_forgotten,
+    no_work_dies,
+)
+
+
+@dataclass(frozen=True)
+class Violation:
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.text}"
+
+
+def violations(history: History, rules: Iterable[Rule] = RULES) -> list[Violation]:
+    """All of a history."""
+    facts = Facts(history)
+    return [Violation(rule.__name__, text) for rule in rules for text in rule(facts)]

@@ -1,0 +1,214 @@
+"""Plays a plan: one process, one loop, virtual time; the history of the run."""
+
+import asyncio
+import gc
+import logging
+import random
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Final, cast
+
+from mcp_sessions import SessionPolicy
+from tests.simulation.chance import decided_by
+from tests.simulation.clients import KINDS, Chosen, Client
+from tests.simulation.faults import StoreFaults
+from tests.simulation.history import History
+from tests.simulation.programs import Command, Url
+from tests.simulation.replicas import Replica
+from tests.simulation.scheduler import SimulationLoop
+from tests.simulation.servers import Failed, InPython, Wrapped
+from tests.support.replicas import Backplane
+
+Json = dict[str, Any]
+
+PATIENCE: Final = 150.0
+"""Seconds after which a run ends, whatever its clients wait for."""
+
+QUIET: Final = 12.0
+"""Seconds in which what is late may still come."""
+
+SERVERS: Final[dict[str, type[Wrapped]]] = {"python": InPython, "command": Command, "url": Url}
+
+
+class Run:
+    """All of one run."""
+
+    def __init__(self, plan: Json, history: History) -> None:
+        self.plan = plan
+        self.history = history
+        self.clients: dict[str, Client] = {}
+        self.backplane = Backplane(plan["seed"])
+        policy = SessionPolicy(max_events=plan["window"])
+        self.wrapped = wrapped = SERVERS[plan["server"]]()
+        self.replicas = [
+            Replica(number, self.backplane, history, wrapped, policy)
+            for number in range(plan["replicas"])
+        ]
+        self._names: dict[str, str] = {}
+
+    # --- what clients know ------------------------------------------------------------------------
+
+    def choose(self, wanted: int) -> Chosen | None:
+        for number in range(len(self.replicas)):
+            chosen = self.replicas[(wanted + number) % len(self.replicas)].chosen
+            if chosen is not None:
+                return chosen
+        return None
+
+    def session_name(self, session_id: str) -> str:
+        return self._names.setdefault(session_id, f"s{len(self._names) + 1}")
+
+    # --- the run ----------------------------------------------------------------------------------
+
+    async def play(self) -> None:
+        for replica in self.replicas:
+            await replica.start()
+        for plan in self.plan["clients"]:
+            self.clients[plan["name"]] = KINDS[plan["kind"]](self, plan)
+        loop = asyncio.get_running_loop()
+        faults = [loop.create_task(self._fault(fault)) for fault in self.plan["faults"]]
+        playing = [loop.create_task(client.play()) for client in self.clients.values()]
+        if faults:
+            await asyncio.wait(faults)
+        self.history.add("heals")
+        _, stuck = await asyncio.wait(playing, timeout=PATIENCE)
+        for client in self.clients.values():
+            client.note("idle", stuck=bool([t for t in playing if t in stuck]))
+        await asyncio.sleep(QUIET)
+        self.history.add("end")
+        for task in [*faults, *playing]:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                raise cast(BaseException, task.exception())
+        for client in self.clients.values():
+            if client.failed:
+                raise client.failed[0]
+
+    async def _fault(self, fault: Json) -> None:
+        await asyncio.sleep(fault["at"])
+        self.history.add("fault", **fault)
+        number: int = fault.get("replica", 0)
+        chosen = self.replicas if number == -1 else [self.replicas[number]]
+        replica, seconds = chosen[0], fault["for"]
+        client = self.clients.get(fault.get("client", ""))
+        match fault["kind"]:
+            case "store":
+                for each in chosen:
+                    each.store_faults.how = fault["how"]
+                await asyncio.sleep(seconds)
+                for each in chosen:
+                    each.store_faults.how = None
+            case "store call":
+                faults: StoreFaults = replica.store_faults
+                faults.at_calls[faults.calls + fault["call"]] = fault["how"]
+                await asyncio.sleep(seconds)
+                faults.at_calls.clear()
+            case "kill" if replica.chosen is not None:
+                replica.kill()
+                await asyncio.sleep(seconds)
+                await replica.start()
+            case "pause" if replica.chosen is not None:
+                host = replica.host
+                host.pause()
+                await asyncio.sleep(seconds)
+                if not host.is_dead:
+                    host.resume()
+            case "clock":
+                replica.skew = fault["skew"]
+                await asyncio.sleep(seconds)
+                replica.skew = 0.0
+            case "deaf" if replica.chosen is not None:
+                member = replica.member
+                member.cut_off()
+                await asyncio.sleep(seconds)
+                member.mend()
+            case "slow" if client is not None:
+                client.link.delay += 0.4
+                await asyncio.sleep(seconds)
+                client.link.delay -= 0.4
+            case "still" if client is not None:
+                client.link.stands_still = True
+                await asyncio.sleep(seconds)
+                client.link.flows_again()
+            case "child":
+                self.wrapped.child_dies()
+            case _:
+                pass
+
+    async def clear_up(self) -> None:
+        """End everything, also what was killed, in asyncio's own order."""
+        loop = cast(SimulationLoop, asyncio.get_running_loop())
+        loop.in_order()
+        self.history.add = _nothing
+        for client in self.clients.values():
+            client.leave()
+        for replica in self.replicas:
+            replica.store_faults.how = None
+            replica.store_faults.at_calls.clear()
+            for host in replica.hosts:
+                if host.is_dead or host.is_paused:
+                    host.resume()
+        own = asyncio.current_task()
+        for _ in range(3):
+            rest = [task for task in asyncio.all_tasks() if task is not own]
+            if not rest:
+                return
+            for task in rest:
+                task.cancel()
+            await asyncio.wait(rest, timeout=60)
+        for task in asyncio.all_tasks() - {own}:
+            cast(Any, task)._log_destroy_pending = False
+
+
+def _nothing(what: str, **members: Any) -> None:
+    """Note nothing: the run has ended."""
+
+
+def play(plan: Json) -> History:
+    """Play a plan; its history."""
+    seed = plan["seed"]
+    loop = SimulationLoop(random.Random(f"order {seed}"), plan["disorder"])
+    begun = loop.time()
+    history = History(lambda: loop.time() - begun)
+    was_enabled = gc.isenabled()
+    gc.disable()
+    asyncio.set_event_loop(loop)
+    try:
+        with decided_by(f"chance {seed}", loop.time), _defects(history):
+            run = Run(plan, history)
+            with run.wrapped.installed(history):
+                try:
+                    loop.run_until_complete(run.play())
+                finally:
+                    loop.run_until_complete(run.clear_up())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+        if was_enabled:
+            gc.enable()
+    return history
+
+
+@contextmanager
+def _defects(history: History) -> Generator[None]:
+    """Note what the layer logs of work that died, and print nothing."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raised = record.exc_info[1] if record.exc_info else None
+            if raised is not None and not isinstance(raised, Failed):
+                history.add("defect", text=f"{record.getMessage()}: {raised!r}"[:200])
+
+    handler = Handler(logging.ERROR)
+    ours = ("mcp_sessions", "mcp_sessions_transports", "asyncio")
+    loggers = [logging.getLogger(name) for name in (*ours, "mcp", "httpx2")]
+    before = [(each, each.propagate, each.handlers) for each in loggers]
+    for each in loggers:
+        each.propagate, each.handlers = (
+            False,
+            [handler if each.name in ours else logging.NullHandler()],
+        )
+    try:
+        yield
+    finally:
+        for each, propagates, handlers in before:
+            each.propagate, each.handlers = propagates, handlers

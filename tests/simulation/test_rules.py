@@ -1,0 +1,201 @@
+"""Each rule finds a history that breaks it and breaks nothing else; a good history is good."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.simulation.history import History
+from tests.simulation.rules import RULES, violations
+
+Edit = Callable[[History], object]
+
+
+def good() -> History:
+    """One call of ``c1`` in its session, with everything that it can cause; ``c2`` next to it."""
+    history = History()
+    add = history.add
+    for client in ("c1", "c2"):
+        add("connects", client=client, can_be_asked=client == "c1")
+    add("owns", client="c1", session="s1")
+    add("owns", client="c2", session="s2")
+    add("subscribed", client="c1", session="s1", uri="note:1")
+    add("sends", client="c1", call="c1.1", keyed=False, session="s1", within=60.0)
+    add("ran", call="c1.1")
+    for n in (1, 2):
+        add("says", call="c1.1", kind="progress", n=n)
+        add("said", call="c1.1", kind="progress", n=n)
+        add("hears", client="c1", call="c1.1", kind="progress", n=n, on="call")
+    for n in (1, 2):
+        add("says", call="c1.1", kind="event", n=n)
+        add("said", call="c1.1", kind="event", n=n)
+        add("hears", client="c1", call="c1.1", kind="event", n=n, on="events", id=f"e-00{n}")
+    add("changes", call="c1.1", uri="note:1")
+    add("changed", call="c1.1", uri="note:1")
+    add("updated", client="c1", uri="note:1", id="e-003")
+    add("asks", call="c1.1", question="c1.1?1")
+    add("asked", client="c1", question="c1.1?1", on="call", id="q")
+    add("replies", client="c1", question="c1.1?1", value="c1.1?1@c1", accepted=True)
+    add("told", question="c1.1?1", value="c1.1?1@c1")
+    for log in (["c1.1"], ["c1.1", "c1.1"]):
+        add("edits", call="c1.1")
+        add("data", call="c1.1", log=log)
+    add("ended", call="c1.1", ok=True)
+    add("answered", client="c1", call="c1.1", result=True, whole=True)
+    add("heals")
+    add("idle", client="c1", stuck=False)
+    add("idle", client="c2", stuck=False)
+    add("end")
+    return history
+
+
+def at(history: History, what: str, **members: Any) -> int:
+    """The place of the first such record."""
+    for place, record in enumerate(history.records):
+        if record["what"] == what and all(record.get(n) == v for n, v in members.items()):
+            return place
+    raise AssertionError(f"no {what} {members}")
+
+
+def without(what: str, **members: Any) -> Edit:
+    return lambda history: history.records.pop(at(history, what, **members))
+
+
+def again(what: str, **members: Any) -> Edit:
+    """That record happens twice."""
+
+    def edit(history: History) -> None:
+        place = at(history, what, **members)
+        history.records.insert(place + 1, dict(history.records[place]))
+
+    return edit
+
+
+def other(what: str, changes: dict[str, Any], **members: Any) -> Edit:
+    return lambda history: history.records[at(history, what, **members)].update(changes)
+
+
+def swapped(what: str, **members: Any) -> Edit:
+    """That record comes before the one of its kind that it follows."""
+
+    def edit(history: History) -> None:
+        place = at(history, what, **members)
+        before = max(n for n in range(place) if history.records[n]["what"] == what)
+        records = history.records
+        records[before], records[place] = records[place], records[before]
+
+    return edit
+
+
+def with_records(place: str, *records: dict[str, Any]) -> Edit:
+    """Before the first record of that kind."""
+
+    def edit(history: History) -> None:
+        where = at(history, place)
+        history.records[where:where] = [
+            {"t": history.records[where]["t"], **each} for each in records
+        ]
+
+    return edit
+
+
+def all_of(*edits: Edit) -> Edit:
+    def edit(history: History) -> None:
+        for each in edits:
+            each(history)
+
+    return edit
+
+
+_EVENT = {"call": "c1.1", "kind": "event", "n": 3}
+
+BROKEN: dict[str, Edit] = {
+    "a_call_runs_at_most_once": again("ran"),
+    "a_call_with_a_result_ran": without("ran"),
+    "a_call_that_ran_is_never_said_not_to_have_started": other(
+        "answered", {"result": False, "code": -32603, "started": False}
+    ),
+    "a_call_has_one_answer": with_records(
+        "heals",
+        {"what": "answered", "client": "c1", "call": "c1.1", "result": False, "code": -32000},
+    ),
+    "a_message_comes_once_and_in_order": swapped("hears", kind="progress", n=2),
+    "a_response_that_was_read_whole_has_all_its_messages": without("hears", kind="progress", n=1),
+    "an_event_reaches_its_session": without("hears", kind="event", n=1),
+    "event_ids_rise": other("updated", {"id": "e-001"}),
+    "the_last_change_is_seen": without("updated"),
+    "a_message_reaches_only_its_client": with_records(
+        "heals",
+        {"what": "hears", "client": "c2", "call": "c1.1", "kind": "log", "n": 1, "on": "events"},
+    ),
+    "who_lost_its_session_hears_nothing_of_it": with_records(
+        "heals",
+        {"what": "takes", "client": "c2", "session": "s1", "of": "c1"},
+        {"what": "owns", "client": "c2", "session": "s1"},
+        {"what": "says", **_EVENT},
+        {"what": "said", **_EVENT},
+        {"what": "hears", "client": "c1", "on": "events", "id": "e-009", **_EVENT},
+    ),
+    "a_question_is_put_once": with_records(
+        "told", {"what": "asked", "client": "c1", "question": "c1.1?1", "on": "call", "id": "q2"}
+    ),
+    "only_who_can_be_asked_is_asked": other("connects", {"can_be_asked": False}, client="c1"),
+    "an_answer_reaches_the_handler_that_asked": other("told", {"value": "c1.2?1@c1"}),
+    "a_handler_that_asks_is_told": all_of(
+        without("told"), without("ended"), without("answered"),
+        with_records("heals", {"what": "lost", "client": "c1", "call": "c1.1"}),
+    ),
+    "data_is_a_register": other("data", {"log": ["c1.1"]}, log=["c1.1", "c1.1"]),
+    "every_call_is_answered_in_time": all_of(without("answered"), other("end", {"t": 999.0})),
+    "every_client_comes_to_its_end": other("idle", {"stuck": True}, client="c2"),
+    "nobody_waits_for_the_load_of_others": all_of(
+        other("sends", {"bystander": True}), other("answered", {"t": 50.0})
+    ),
+    "no_session_is_forgotten": with_records(
+        "ran", {"what": "forgotten", "client": "c1", "session": "s1"}
+    ),
+    "no_work_dies": with_records("heals", {"what": "defect", "text": "a loop failed"}),
+}  # fmt: skip
+"""A rule → what makes the good history one that breaks it."""
+
+
+def test_a_good_history_breaks_no_rule() -> None:
+    assert violations(good()) == []
+
+
+def test_each_rule_is_broken_by_one_of_these() -> None:
+    assert set(BROKEN) == {rule.__name__ for rule in RULES}
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_rule_finds_what_breaks_it_and_no_other_does(rule: str) -> None:
+    history = good()
+    BROKEN[rule](history)
+    assert {violation.rule for violation in violations(history)} == {rule}
+
+
+def test_a_lost_write_of_data_is_found() -> None:
+    """Of two edits that began from the same state one is lost."""
+    history = good()
+    other("data", {"log": ["c1.2", "c1.1"]}, log=["c1.1", "c1.1"])(history)
+    assert {violation.rule for violation in violations(history)} == {"data_is_a_register"}
+
+
+def test_who_is_told_of_a_gap_may_miss_events() -> None:
+    history = good()
+    without("hears", kind="event", n=1)(history)
+    with_records("heals", {"what": "gap", "client": "c1"})(history)
+    assert violations(history) == []
+
+
+def test_an_unknown_outcome_is_no_second_answer() -> None:
+    """An answer that was kept may be dropped, or be lost with its process."""
+    history = good()
+    unknown = {"result": False, "code": -31012}
+    with_records("heals", {"what": "answered", "client": "c1", "call": "c1.1", **unknown})(history)
+    assert violations(history) == []
+
+
+def test_a_history_is_the_same_after_it_was_written_and_read() -> None:
+    history = good()
+    assert History.read(history.lines().splitlines()).records == history.records
