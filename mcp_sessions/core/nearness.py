@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +16,19 @@ from urllib.parse import urlsplit
 BY_NAME = "mcp_sessions.by_name"
 """In the scope of a request to an endpoint that other names than this machine's may reach: its
 operator expects clients of other machines, or a proxy."""
+
+CLIENT = "mcp_sessions.client"
+"""In the ``state`` of a scope: the :class:`ConnectedClient`, if the server gives one."""
+
+
+class ConnectedClient:
+    """The client of one connection. A later connection from its address and port is another one."""
+
+    __slots__ = ("has_left",)
+
+    def __init__(self) -> None:
+        self.has_left = False
+
 
 _NAMES = (
     b"x-host", b"x-request-start", b"x-varnish", b"x-arr-ssl", b"x-arr-log-id",
@@ -80,18 +93,22 @@ def is_near(scope: Mapping[str, Any]) -> bool:
     )
 
 
-def own_connection(scope: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The address and port of the connection that a request came on, if all its requests are of one
-    client. A proxy sends requests of several clients on one: if a request shows a sign of a proxy,
-    None.
+def own_connection(scope: Mapping[str, Any]) -> Hashable:
+    """The connection that a request came on, if all its requests are of one client. A proxy sends
+    requests of several clients on one: if a request shows a sign of a proxy, None.
 
     Args:
         scope: Of ASGI.
     """
     host, port = scope.get("client") or ("", 0)
     # uvicorn writes the client of a trusted proxy there, without a port.
-    is_direct = bool(port) and scope.get("http_version") != "1.0"
-    return (host, port) if is_direct and not _has_sign(n for n, _ in scope["headers"]) else None
+    if (
+        not port
+        or scope.get("http_version") == "1.0"
+        or _has_sign([n for n, _ in scope["headers"]])
+    ):
+        return None
+    return scope.get("state", {}).get(CLIENT) or (host, port)
 
 
 def is_local_name(host: str) -> bool:

@@ -19,6 +19,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.protocol import State
 
 from mcp_sessions.authentication.pace import DELAYS
+from mcp_sessions.core.nearness import CLIENT, ConnectedClient
 from mcp_sessions.serve.open_connections import (
     RETRY_AFTER,
     Looked,
@@ -162,6 +163,7 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
     __slots__ = (
         "_before",
         "_body_left",
+        "_client",
         "_connections",
         "_delay",
         "_framed",
@@ -183,6 +185,7 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._begin()
+        self._client = self.app_state[CLIENT] = ConnectedClient()
         self._is_extra = False
         self._header = 0
         """Bytes that came of a header that is not whole."""
@@ -210,6 +213,7 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
         _ends_if_untaken(transport, self._connections.limits.receive_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._client.has_left = True
         self._end()
         super().connection_lost(exc)
 

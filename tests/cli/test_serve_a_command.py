@@ -1,11 +1,13 @@
 """``mcp-sessions serve -- COMMAND``: a server in any language, by its command line alone."""
 
 import asyncio
+import http.client
 import json
 import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -18,8 +20,10 @@ import pytest
 from mcp_sessions.cli.external import given_options
 from mcp_sessions.cli.serve_options import parsed
 from tests.support.children import CHILD, MODERN_CHILD, children_of, is_alive
+from tests.support.duplex import ELICITS
+from tests.support.modern import MODERN, envelope
 from tests.support.processes import wait_until_it_listens
-from tests.support.raw import RawClient, SocketCarrier
+from tests.support.raw import RawClient, SocketCarrier, text_of
 from tests.support.serving import initialize, read_lines, serving
 
 COMMAND = ("--", sys.executable, "-S", CHILD)
@@ -47,6 +51,46 @@ def test_a_command_is_served_and_nothing_of_it_is_left(
             if not any(is_alive(pid) for pid in children):
                 return
         raise AssertionError("a process is left")
+
+
+def test_a_later_connection_from_the_same_port_is_another_client(tmp_path: Path) -> None:
+    """The process of the first one ends with it."""
+
+    def pid_of(client: http.client.HTTPConnection) -> int:
+        params = {"name": "pid", "arguments": {}, "_meta": envelope(capabilities=ELICITS)}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        headers = {
+            "accept": "application/json, text/event-stream",
+            "content-type": "application/json",
+            "mcp-protocol-version": MODERN,
+            "mcp-method": "tools/call",
+            "mcp-name": "pid",
+        }
+        client.request("POST", "/mcp", json.dumps(message), headers)
+        return int(text_of(json.loads(client.getresponse().read())["result"]))
+
+    def connected(port: int, own: int) -> http.client.HTTPConnection:
+        client = http.client.HTTPConnection("127.0.0.1", port)
+        client.sock = socket.socket()
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Its end leaves nothing behind that keeps the port.
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.sock.bind(("127.0.0.1", own))
+        client.sock.settimeout(30)
+        client.sock.connect(("127.0.0.1", port))
+        return client
+
+    with serving(tmp_path, "--lazy", *COMMAND) as process:
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/mcp$", read_lines(process, 5), re.M)
+        assert found is not None
+        first = connected(int(found.group(1)), 0)
+        own = first.sock.getsockname()[1]
+        pids = [pid_of(first), pid_of(first)]
+        first.close()
+        second = connected(int(found.group(1)), own)
+        pids.append(pid_of(second))
+        second.close()
+        assert pids[0] == pids[1] != pids[2]
 
 
 def test_it_serves_where_no_standard_file_is_open(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from mcp_sessions import SessionPolicy, StdioServer
+from mcp_sessions.core.named import NAMED
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
@@ -49,6 +50,9 @@ class Puppet:
         self.unanswered: dict[int, Json] = {}
         self.answers: dict[str, Json] = {}
         """By the id of its question."""
+
+        self.requests: list[Json] = []
+        """All that it ever got."""
 
         self.notified: list[Json] = []
         """Notifications."""
@@ -92,6 +96,7 @@ class Puppet:
             self.say({"id": message["id"], **({"result": {}} if is_known else {"error": error})})
         elif "method" in message and "id" in message:
             self.unanswered[message["id"]] = message
+            self.requests.append(message)
         elif "id" in message:
             self.answers[message["id"]] = message
         else:
@@ -110,21 +115,10 @@ class Puppet:
         return "it ended"
 
 
-class UrlWire(StdioWire):
-    """The wire of a puppet that is a URL: what it says by itself has no order with answers."""
-
-    is_in_order = False
-
-
 class Puppets:
-    """Starts them, as `StdioChildren` do processes.
+    """Starts them, as `StdioChildren` do processes."""
 
-    Args:
-        is_url: They are as URLs are.
-    """
-
-    def __init__(self, *, is_url: bool) -> None:
-        self._wire = UrlWire if is_url else StdioWire
+    def __init__(self) -> None:
         self.all: list[Puppet] = []
 
     @property
@@ -136,7 +130,7 @@ class Puppets:
     async def start(self, slot: Slot, principal: Principal) -> Child:
         puppet = Puppet(slot)
         child = puppet.child = Child(
-            self._wire(cast(Any, puppet), 1_000_000, ReachedLimits(time.monotonic)), slot
+            StdioWire(cast(Any, puppet), 1_000_000, ReachedLimits(time.monotonic)), slot
         )
         self.all.append(puppet)
         return child
@@ -171,6 +165,8 @@ class PuppetCall:
     conversation: str | None = None
     transport: str = "http"
     context: Any = None
+    client: Any = None
+    """Its connection."""
 
     def is_traced(self, span: object) -> None: ...
 
@@ -206,13 +202,16 @@ class PuppetWorld:
         session: str | None = None,
         handshake: bool = False,
         token: object = None,
+        connection: Any = None,
     ) -> asyncio.Task[Json]:
         """A request of a client, which runs from now on.
 
         Args:
             token: Of its progress, any JSON value; None: its owner.
+            connection: Its client's connection. None: other clients may use that.
         """
-        call = PuppetCall(owner, can_send_request=handshake)
+        is_asked = handshake or (bool(capabilities) and method in NAMED)
+        call = PuppetCall(owner, can_send_request=is_asked, client=connection)
         self.calls.append(call)
         meta: Json = {"progressToken": owner if token is None else token}
         if level is not None:
@@ -253,9 +252,7 @@ class PuppetWorld:
 
 
 @asynccontextmanager
-async def puppet_world(
-    *, is_url: bool = False, per: str = "session", most: int = 3
-) -> AsyncGenerator[PuppetWorld]:
+async def puppet_world(*, per: str = "session", most: int = 3) -> AsyncGenerator[PuppetWorld]:
     """One; afterwards nothing of it runs.
 
     Args:
@@ -263,7 +260,7 @@ async def puppet_world(
         most: Puppets at a time.
     """
     server = StdioServer("true", per=cast(Any, per), max_children=most)
-    puppets = Puppets(is_url=is_url)
+    puppets = Puppets()
     upstream = ExternalUpstream(
         server,
         puppets,

@@ -235,8 +235,8 @@ class World:
         await client.initialize()
         return client
 
-    async def carrier_of(self, user: object) -> AsgiCarrier:
-        """A carrier whose requests come with a user's credential."""
+    async def carrier_of(self, user: object = None) -> AsgiCarrier:
+        """Another connection, whose requests come with a user's credential if there is one."""
         return await self.stack.enter_async_context(in_process(self.layer_app, user=user))
 
     async def waits(self, call: Call, gate: str = "g") -> Call:

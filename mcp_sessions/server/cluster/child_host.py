@@ -69,6 +69,7 @@ class RemoteCall:
     session: str | None = field(init=False, default=None)
     conversation: str | None = field(init=False, default=None)
     conversation_session: SessionId | None = field(init=False, default=None)
+    client: None = field(init=False, default=None)
 
     @property
     def share(self) -> Hashable:

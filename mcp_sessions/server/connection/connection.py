@@ -106,6 +106,9 @@ class ClientConnection:
     )
     """How the wrapped server sees it: once for itself and once per session used here."""
 
+    has_left: bool = field(init=False, default=False)
+    """Whether it has ended here, and can bring no more requests."""
+
     _current: CurrentSession | None = field(init=False, default=None)
 
     @property

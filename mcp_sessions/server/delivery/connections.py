@@ -87,6 +87,7 @@ class ConnectionRegistry:
 
     async def release(self, connection: ClientConnection) -> None:
         """Forget a connection that this process no longer serves. Its record stays in the store."""
+        connection.has_left = True
         if self._connections.get(connection.id) is connection:
             del self._connections[connection.id], self._in_use_at[connection.id]
         for uri in list(self._sessionless_of.get(connection, ())):

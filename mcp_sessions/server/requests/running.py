@@ -14,6 +14,7 @@ from mcp_sessions.background import report
 from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.core.messages import RequestId, error_body, wire_error
 from mcp_sessions.core.named import NAMED
+from mcp_sessions.core.nearness import own_connection
 from mcp_sessions.core.progress import Progress
 from mcp_sessions.core.visibility import restored
 from mcp_sessions.errors import (
@@ -333,6 +334,13 @@ class RunningRequest:
     @property
     def principal(self) -> Principal:
         return self.waiters[-1].inbound.principal
+
+    @property
+    def client(self) -> Hashable:
+        inbound = self._call.inbound
+        if inbound.connection is not None:
+            return inbound.connection
+        return own_connection(inbound.scope) if inbound.scope is not None else None
 
     @property
     def share(self) -> Hashable:

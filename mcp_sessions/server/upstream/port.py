@@ -193,6 +193,13 @@ class UpstreamCall(Outbound, Protocol):
         ...
 
     @property
+    def client(self) -> Hashable:
+        """Return a key of the connection on which it came. None: several clients may use that
+        connection, or it is another process's.
+        """
+        ...
+
+    @property
     def share(self) -> Hashable:
         """Return what its client is counted for: its user, or the address of a client that nobody
         authenticated.

@@ -16,8 +16,8 @@ Rules:
 5. Calls in rounds are bounded in number and in bytes, by clients (``core/fair_bound.py``). Who has
    most loses its oldest. A client is asked nothing if only a client with as many could lose one:
    the handler gets the error. Outside of sessions, one principal has fewer than half of the
-   children that it may have, but at least one. All clients without authentication are one such
-   principal.
+   children that it may have, but at least one. All clients without authentication have half of
+   them, by their addresses.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class Rounds:
             most_of_one=self._most_of_one,
             most_bytes_of_one=policy.max_unread_bytes // _SHARE,
         )
-        self._of_anyone = FairBound[HeldCall](most=self._part_of_room)
+        self._most_of_anyone = max(min(2, room), room // 2) if room is not None else math.inf
+        self._of_anyone = FairBound[HeldCall](most=self._most_of_anyone)
         """Those of clients without authentication and outside of sessions."""
 
         self._limits = ReachedLimits(time.monotonic)
@@ -358,8 +359,10 @@ class Rounds:
 
     def _too_many(self, held: HeldCall) -> PeerError:
         policy, of_one = self._policy, "max_detached_requests_per_session"
-        if len(self._of_anyone) >= self._part_of_room or (
-            self._most_of_one == self._part_of_room and self._bound.is_full(held.share, held.owner)
+        if len(self._of_anyone) >= self._most_of_anyone:
+            refused = LimitReached("max_children", self._most_of_anyone)
+        elif self._most_of_one == self._part_of_room and self._bound.is_full(
+            held.share, held.owner
         ):
             refused = LimitReached("max_children", self._part_of_room)
         elif len(self._bound) >= policy.max_detached_requests:

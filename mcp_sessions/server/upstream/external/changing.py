@@ -2,9 +2,9 @@
 
 Rules:
 
-1. A session keeps its child. So does a connection of its own.
-2. A child that several clients share gets no more requests. It ends when it has answered those that
-   it has. The next request starts another one, which gets the log level and the subscriptions.
+1. A session keeps its child. So does a connection with a handshake.
+2. Any other child gets no more requests. It ends when it has answered those that it has. The next
+   request starts another one, which gets the log level and the subscriptions.
 3. A start that has begun completes, with the server of before.
 4. Failures of the server of before do not count any more.
 """
@@ -41,8 +41,9 @@ class ChangingChildren(Children):
         self.starter.use(server)
         self._failures = Failures(self.ours)
         self._is_of_the_era_before = False
+        self.names_requests = False
         for slot in self.slots(lambda _: True):
-            if not slot.clients.is_one_client:
+            if slot.clients.is_sessionless or not slot.clients.is_one_client:
                 self._background.run("the change of a child", self._change(slot))
 
     async def _change(self, slot: Slot) -> None:

@@ -40,12 +40,7 @@ from mcp_sessions.errors import (
     OUTCOME_UNKNOWN,
     OutcomeUnknown,
 )
-from mcp_sessions.server.upstream.external.cause import (
-    TOKEN,
-    Cause,
-    UnansweredRequests,
-    with_own_token,
-)
+from mcp_sessions.server.upstream.external.cause import TOKEN, with_own_token
 from mcp_sessions.server.upstream.external.child_eras import (
     HandshakeEra,
     ModernEra,
@@ -105,8 +100,8 @@ class Child:
         self.has_ended = False
         """Whether it accepts no requests any more."""
 
-        self.unanswered = UnansweredRequests()
-        """Requests that it has not answered, and their clients."""
+        self.has_asked = False
+        """Whether it asked its client for something, and knows the answer."""
 
         self.client = client
         self.background = Background()
@@ -127,18 +122,12 @@ class Child:
         self._wire.given_to(client)
 
     @property
-    def is_in_order(self) -> bool:
-        """Whether it sends nothing about a request after its answer."""
-        return self._wire.is_in_order
-
-    @property
     def is_modern(self) -> bool:
         return self._era.is_modern
 
     @property
-    def always_says_cause(self) -> bool:
-        # In the modern era a URL sends every message about a request on its response.
-        return self._era.is_modern and not self._wire.is_in_order
+    def is_idle(self) -> bool:
+        return not self._open
 
     @property
     def capabilities(self) -> Mapping[str, Any]:
@@ -305,14 +294,9 @@ class Child:
             message["params"] = params
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         waiting = self._open[request_id] = Waiting(request_id, future, call)
-        if method != method_names.LISTEN:
-            self.unanswered.sent(request_id, call, params)
         try:
             self._wire.submit(waiting, message)
             answer = await future
-            if answer.id is not None or (answer.error or {}).get("code") != OUTCOME_UNKNOWN:
-                # Otherwise the layer made the answer, and the child may still work on it.
-                self.unanswered.answered(request_id)
         except asyncio.CancelledError:
             if (future.cancelled() or not future.done()) and method not in method_names.OPENING:
                 about = {"requestId": request_id, "reason": "cancelled"}
@@ -320,10 +304,6 @@ class Child:
             raise
         finally:
             self._open.pop(request_id, None)
-            if call is None and method == method_names.SET_LEVEL:
-                # Nothing in it is a client's work.
-                self.unanswered.answered(request_id)
-            self.unanswered.given_up(request_id)
         if answer.error is not None:
             if answer.id is None:
                 # It is the layer's.
@@ -344,10 +324,6 @@ class Child:
     def answered(self, answer: Answer) -> None:
         asked = answer.id if isinstance(answer.id, int) else own_id(answer.id)
         waiting = self._open.get(asked) if asked is not None else None
-        if asked is not None:
-            # This comes now, and not in the waiting task's turn: the next message may be read
-            # before that.
-            self.unanswered.answered(asked)
         if waiting is None:
             self._not_asked(asked)
         elif not waiting.future.done():
@@ -358,12 +334,9 @@ class Child:
         if waiting is not None:
             self.fail(waiting, f"the server's answer {why}")
             return
-        if request_id is not None:
-            self.unanswered.answered(request_id)
         self._not_asked(request_id)
 
     def fail(self, waiting: Waiting, why: str) -> None:
-        self.unanswered.answered(waiting.request_id)
         if not waiting.future.done():
             waiting.future.set_result(Answer(None, None, error_body(INTERNAL_ERROR, why)))
 
@@ -421,9 +394,7 @@ class Child:
                 if task is not None:
                     task.cancel()
             case _ if self.result:
-                is_late = not self._wire.is_in_order
-                cause = self.unanswered.cause(method, params, about, is_late=is_late)
-                await self.client.notified(method, params, cause)
+                await self.client.notified(method, params, about.call if about else None)
             case _:
                 logger.debug("dropped %s: it came before the handshake", method)
 
@@ -438,13 +409,21 @@ class Child:
         elif len(self._asked) >= _QUESTIONS or request.id in self._asked:
             self.refuse(request.id, LIMIT_REACHED, "too many open requests, or one with this id")
         else:
+            self.has_asked = True
             # This comes now, and not in the task's turn: the next message may be the answer.
-            cause = self.unanswered.cause(request.method, request.params, about)
-            task = self.background.run("a question of a child", self._ask(request, cause))
+            asks = self._ask(request, self._cause(about))
+            task = self.background.run("a question of a child", asks)
             self._asked[request.id] = task
             task.add_done_callback(lambda _: self._asked.pop(request.id, None))
 
-    async def _ask(self, request: Request, cause: Cause) -> None:
+    def _cause(self, about: Waiting | None) -> UpstreamCall | None:
+        """Return the call that asks. None: it may be one of several, or of another client."""
+        if about is not None or not self.client.is_one_client:
+            return about.call if about is not None else None
+        calls = [waiting.call for waiting in self._open.values() if waiting.call is not None]
+        return calls[0] if len(calls) == 1 else None
+
+    async def _ask(self, request: Request, about: UpstreamCall | None) -> None:
         token = progress_token(meta_of(request.params))
 
         async def report(progress: float, total: float | None, message: str | None) -> None:
@@ -454,7 +433,7 @@ class Child:
 
         try:
             result = await self.client.asked(
-                request.method, request.params, report if token is not None else None, cause
+                request.method, request.params, report if token is not None else None, about
             )
             answer = result_message(request.id, result)
         except PeerError as refused:

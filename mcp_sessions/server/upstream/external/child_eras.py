@@ -30,7 +30,6 @@ from mcp_sessions.core.messages import (
 )
 from mcp_sessions.core.named import NAMING
 from mcp_sessions.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, OutcomeUnknown
-from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.child_requests import (
     ANSWERING,
     Forgotten,
@@ -174,7 +173,7 @@ class ModernEra:
 
         async def ask(asked: str, about: Mapping[str, Any] | None) -> dict[str, Any]:
             members = dict(about) if about is not None else None
-            return await self._child.client.asked(asked, members, None, Cause(said=call))
+            return await self._child.client.asked(asked, members, None, call)
 
         has_run = False
 

@@ -133,9 +133,6 @@ class ChildConnection(Protocol):
 
 
 class ChildWire(Protocol):
-    is_in_order: bool
-    """Whether it carries everything on one stream, and nothing about a request after its answer."""
-
     def begin(self, child: ChildConnection) -> None:
         """Give the child each message from now on. Called once, before anything is sent."""
         ...

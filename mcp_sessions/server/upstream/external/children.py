@@ -7,17 +7,15 @@ Rules:
 2. Requests that were open when a child ended are not sent again. The next child gets the log level
    and the subscriptions. Its clients are asked to read again.
 3. A child without requests ends after a while. A child that runs a request never makes room.
-4. Text that a client can write without a bound never names a child. The session or the principal
-   names it, and outside of sessions the requests that its clients accept, in the protocol's words.
-   Outside of sessions, one client at a time has a child that gets its name.
+4. Text that a client can write never names a child. Its session, its connection or its principal
+   names it.
 5. A start that hangs makes room for a request that needs it. A start hangs if it takes several
    times as long as the longest one that succeeded, or half of its time limit. Within one principal
    the oldest start goes first. One line in the log says so, and it counts as a failed start.
 6. If the machine lacks a resource (files, processes, memory), that is no failure of the server, be
    it a command or a URL. The next request tries again at once.
 7. A start without room waits for it, if room gets free by itself within :data:`WAITS` seconds. A
-   child will have been idle for long by then, or a client that was asked is away. It does not wait
-   if it can share a child instead.
+   child will have been idle for long by then, or a client that was asked is away.
 """
 
 from __future__ import annotations
@@ -35,6 +33,7 @@ from mcp_sessions.background import Background, report, stopped
 from mcp_sessions.core.messages import wire_error
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.external.beginning import (
     Ended,
@@ -49,6 +48,7 @@ from mcp_sessions.server.upstream.external.child_requests import ChildRefused
 from mcp_sessions.server.upstream.external.failures import Failures
 from mcp_sessions.server.upstream.external.room import EVICTABLE, LOOKS, OF_ONE, WAITS, Room, Starts
 from mcp_sessions.server.upstream.external.server_messages import Notifier
+from mcp_sessions.server.upstream.external.sessionless import Sessionless
 from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Announce, Services, Slot
 from mcp_sessions.server.upstream.port import UpstreamError
 
@@ -86,6 +86,9 @@ class Children:
     def __post_init__(self) -> None:
         self.capabilities: Mapping[str, Any] | None = None
         """Capabilities of the last child. None: there was none."""
+
+        self.names_requests = False
+        """Whether the server names the request behind each message, to every client."""
 
         self.notifier = Notifier()
         self._slots: dict[Hashable, Slot] = {}
@@ -300,7 +303,10 @@ class Children:
     async def _start_in_an_era(self, slot: Slot, principal: Principal) -> Child:
         client = slot.client
         if client.get("protocolVersion") in self.versions:
-            return await self._start(slot, principal, client)
+            child = await self._start(slot, principal, client)
+            # In the modern era a URL sends each message about a request on its response.
+            self.names_requests = child.is_modern and isinstance(self.server, HTTPServer)
+            return child
         older = {**client, "protocolVersion": max(self.versions)}
         if self._is_of_the_era_before:
             return await self._start(slot, principal, older)
@@ -382,9 +388,9 @@ class Children:
             for key, slot in list(self._slots.items()):
                 is_idle = not slot.calls and slot.starting is None
                 patience = self.server.child_idle
-                if slot.is_spare:
+                if isinstance(key, Sessionless) and key.is_spare:
                     patience = min(patience, EVICTABLE)
-                if is_idle and loop.time() - slot.used_at >= patience:
+                if is_idle and (slot.is_left or loop.time() - slot.used_at >= patience):
                     # Another slot may have the key by now: the end of each child takes a while.
                     if not slot.outbounds and self._slots.get(key) is slot:
                         del self._slots[key]
@@ -392,7 +398,7 @@ class Children:
 
     async def _make_room(self, slot: Slot, principal: Principal) -> None:
         loop = asyncio.get_running_loop()
-        until = loop.time() + (0 if self.room.can_share(slot, principal) else WAITS)
+        until = loop.time() + WAITS
         # Check again after each wait: others wait for the same room.
         while (limit := self.room.limit(principal)) is not None:
             owner = principal if limit == OF_ONE else None
@@ -401,10 +407,10 @@ class Children:
                 continue
             free_at = min(self.room.free_at(owner), self.gives_up_at(owner, slot.share))
             if max(free_at, loop.time()) > until:
-                raise self._no_room(limit)
+                raise self.no_room(limit)
             await asyncio.sleep(LOOKS)
 
-    def _no_room(self, limit: str) -> UpstreamError:
+    def no_room(self, limit: str) -> UpstreamError:
         of_one = self.server.max_children_per_principal if limit == OF_ONE else None
         most = of_one or self.server.max_children
         option = limit.replace("_", "-")

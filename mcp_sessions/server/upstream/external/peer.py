@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from mcp_sessions import method_names
-from mcp_sessions.core.listen_messages import Filter
+from mcp_sessions.core.listen_messages import LEVELS, Filter
 from mcp_sessions.core.named import NAMING
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import SessionId
@@ -22,7 +22,6 @@ from mcp_sessions.server.upstream.external.child_requests import ANSWERING
 from mcp_sessions.server.upstream.external.child_spans import Spans
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
-from mcp_sessions.server.upstream.external.failures import description_of
 from mcp_sessions.server.upstream.external.modern_listen import Listen
 from mcp_sessions.server.upstream.external.modern_requests import VERSION
 from mcp_sessions.server.upstream.external.other_replicas import (
@@ -32,8 +31,9 @@ from mcp_sessions.server.upstream.external.other_replicas import (
     RemoteRequest,
     ServedResult,
 )
-from mcp_sessions.server.upstream.external.sharing import Sessionless, Sharing
-from mcp_sessions.server.upstream.external.slot import Clients, Services, Slot
+from mcp_sessions.server.upstream.external.sessionless import Sessionless
+from mcp_sessions.server.upstream.external.sharing import Sharing, client_of
+from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Clients, Services, Slot
 from mcp_sessions.server.upstream.external.subscribers import Subscribers
 from mcp_sessions.server.upstream.external.takeover import hand_over, spare, take_over
 from mcp_sessions.server.upstream.port import Outbound, UpstreamCall, Wanted
@@ -98,6 +98,12 @@ class ExternalPeer:
     _came_back: bool = field(init=False, default=False)
     """Whether an unused child of its connection was already released."""
 
+    _hears: bool = field(init=False, default=False)
+    """Whether the request of a modern-era client wants log messages."""
+
+    _sessionless: Sessionless | None = field(init=False, default=None)
+    """Key of its child outside of sessions. None: it did not ask there yet."""
+
     async def request(
         self,
         call: UpstreamCall,
@@ -144,6 +150,7 @@ class ExternalPeer:
         level: str | None,
     ) -> ServedResult:
         asked = RemoteRequest(self._client, method, params, level, self._asks)
+        self._hears = self._asks is not None and level in LEVELS
         other_replicas = self._wrapped.other_replicas
         if other_replicas is None:
             return await self.here(call, asked, None)
@@ -182,6 +189,20 @@ class ExternalPeer:
             slot = self.slot(call, lease.inherited)
             slot.held_by(lease.holder)
             check = partial(self._wrapped.other_replicas.check, lease)
+        try:
+            return await self._here(slot, call, asked, check)
+        finally:
+            if isinstance(slot.key, Sessionless) and slot.key.client is call:
+                # No other request is known to be of the same client.
+                self._wrapped.children.remove(slot.key)
+
+    async def _here(
+        self,
+        slot: Slot,
+        call: UpstreamCall,
+        asked: RemoteRequest,
+        check: Callable[[], Awaitable[None]] | None,
+    ) -> ServedResult:
         key, sharing = slot.key, self._wrapped.sharing
         method, params = asked.method, asked.params
         if method == method_names.PING and slot.living is None:
@@ -200,7 +221,7 @@ class ExternalPeer:
             result = await slot.request(call, sender, method, params, check)
         child = slot.living
         if child is None and isinstance(key, Sessionless):
-            child = sharing.child(key)
+            child = sharing.child(call.principal)
         return result, child.result if child is not None else {}
 
     async def _discovered(self, slot: Slot, call: UpstreamCall) -> Child:
@@ -210,7 +231,7 @@ class ExternalPeer:
         key, children, other = slot.key, self._wrapped.children, None
         if slot.living is None and isinstance(key, Sessionless):
             if not children.room.has(call.principal):
-                other = self._wrapped.sharing.child(key)
+                other = self._wrapped.sharing.child(call.principal)
         return slot.living or other or await slot.started(call.principal)
 
     def _leave_old(self, lease: Lease) -> None:
@@ -304,9 +325,11 @@ class ExternalPeer:
             yield listen.call
         finally:
             self._wrapped.children.remove_listener(slot, listen)
+            if isinstance(slot.key, Sessionless) and slot.key.client is call:
+                self._wrapped.children.remove(slot.key)
 
     async def notify(self, call: UpstreamCall, method: str, params: dict[str, Any] | None) -> None:
-        """Send a notification to a child that runs and serves this client only (rule 7 of
+        """Send a notification to a child that runs and serves this client only (rule 6 of
         ``cause.py``).
         """
         if method in _ENDED_HERE:
@@ -352,12 +375,13 @@ class ExternalPeer:
     def slot(self, call: UpstreamCall, inherited: Wanted | None = None) -> Slot:
         who = self._who(call)
         key = self._key(call, who)
-        is_one_client = self._wrapped.children.server.per == "session" and not isinstance(
-            key, (Principal, Sessionless)
-        )
-        make = partial(self._new_slot, key, is_one_client, inherited)
+        make = partial(self._new_slot, key, inherited)
         children = self._wrapped.children
         known = children.known(key)
+        if known is not None and known.is_empty:
+            # The next child gets the description of this client.
+            children.forget(known)
+            known = None
         if known is None and inherited is None:
             slot = self._begun(key, call, make)
         else:
@@ -365,7 +389,8 @@ class ExternalPeer:
         if known is not None and known.living is not None and not self._came_back:
             self._came_back = True
             self._leave_unused(known)
-        slot.is_asked_by(self._client)
+        if isinstance(key, Sessionless) and key.client is None and slot.keeps_nothing:
+            slot.is_asked_by(client_of(call))
         if self._outbound is not None and self._wrapped.remembers:
             slot.outbounds[who] = self._outbound
         return slot
@@ -385,9 +410,9 @@ class ExternalPeer:
             hand_over(children, own, key)
         slot = children.slot(key, make)
         if own in (None, key) and self._asks is not None and not isinstance(key, Sessionless):
-            outside = self._wrapped.sharing.of_one(call.principal, self._asks, self._description)
+            outside = children.known(self._wrapped.sharing.key(call, self._asks, hears=False))
             if outside is not None:
-                take_over(children, outside, slot, self._description)
+                take_over(children, outside, slot, client_of(call))
         return slot
 
     def _leave_unused(self, slot: Slot) -> None:
@@ -397,10 +422,6 @@ class ExternalPeer:
         own = self._connection_peer._own if self._connection_peer is not None else None
         if own is not None and own != slot.key:
             spare(self._wrapped.children, own)
-
-    @property
-    def _description(self) -> bytes:
-        return description_of(self._client.get("clientInfo"))
 
     @property
     def _own(self) -> Hashable:
@@ -415,9 +436,13 @@ class ExternalPeer:
             case "principal":
                 return call.principal
             case "session":
-                if self._asks is not None and isinstance(who, Principal):
-                    return self._wrapped.sharing.key(who, self._asks, self._description)
-                return who
+                if self._asks is None or not isinstance(who, Principal):
+                    return who
+                if self._sessionless is None:
+                    self._sessionless = self._wrapped.sharing.key(
+                        call, self._asks, hears=self._hears
+                    )
+                return self._sessionless
 
     def _who(self, call: UpstreamCall) -> Hashable:
         if call.conversation_session is not None:
@@ -426,26 +451,33 @@ class ExternalPeer:
             return self._session_id
         return self if self._outbound is not None else call.principal
 
-    def _new_slot(self, key: Hashable, is_one_client: bool, inherited: Wanted | None) -> Slot:
+    def _new_slot(self, key: Hashable, inherited: Wanted | None) -> Slot:
         if self._wrapped.children.server.per == "shared":
             return shared_slot(self._wrapped)
         wanted = self._wanted if inherited is None else inherited
         was_served = self._was_served or inherited is not None
-        is_described = is_one_client or isinstance(key, Sessionless)
-        client = self._client if is_described else OURS
+        client = OURS if isinstance(key, Principal) else self._client
         if self._asks is not None:
             # A server of the handshake era learns from it which requests the client accepts.
             client = {**client, "capabilities": self._asks}
-        if isinstance(key, Sessionless) and key.is_modern:
-            client = {**client, "protocolVersion": VERSION}
+        services = self._wrapped.services
+        if isinstance(key, Sessionless):
+            if key.is_modern:
+                client = {**client, "protocolVersion": VERSION}
+            slot = Slot(services, key, client, Clients(key.client is not None, True))
+            if key.client is not None:
+                slot.is_asked_by(key.client)
+            return slot
+        if isinstance(key, Principal):
+            return Slot(services, key, client, Clients())
         return Slot(
-            self._wrapped.services,
+            services,
             key,
             client,
-            Clients(is_one_client, isinstance(key, Sessionless)),
-            was_served and is_one_client,
-            subscribers=Subscribers((uri, {key}) for uri in wanted.subscriptions if is_one_client),
-            level=wanted.log_level if is_one_client else None,
+            ONE_CLIENT,
+            was_served,
+            subscribers=Subscribers((uri, {key}) for uri in wanted.subscriptions),
+            level=wanted.log_level,
         )
 
 

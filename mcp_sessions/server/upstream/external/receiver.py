@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from mcp_sessions.server.upstream.external.cause import UNKNOWN, Cause
 from mcp_sessions.server.upstream.port import OnProgress, UpstreamCall
 
 
 class Client(Protocol):
+    @property
+    def is_one_client(self) -> bool:
+        """Whether only one client ever asks there."""
+        ...
+
     def label(self) -> str: ...
 
     async def notified(
-        self, method: str, params: dict[str, Any] | None, cause: Cause = UNKNOWN
+        self, method: str, params: dict[str, Any] | None, about: UpstreamCall | None = None
     ) -> None:
         """Take a notification of the child. Raises nothing: a fault of a receiver does not end the
         child.
 
         Args:
-            cause: The request that it is about.
+            about: The request that caused it. None: unknown.
         """
         ...
 
@@ -35,12 +39,12 @@ class Client(Protocol):
         method: str,
         params: dict[str, Any] | None,
         on_progress: OnProgress | None,
-        cause: Cause = UNKNOWN,
+        about: UpstreamCall | None = None,
     ) -> dict[str, Any]:
         """Take a question of the child to its client, and return the answer.
 
         Args:
-            cause: See :meth:`notified`.
+            about: See :meth:`notified`.
 
         Raises:
             PeerError: See :meth:`Outbound.send_request`.

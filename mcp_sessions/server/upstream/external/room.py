@@ -22,6 +22,7 @@ WAITS: Final = 15.0
 EVICTABLE: Final = 60.0
 """Seconds after its last request in which a child is not ended to make room for another."""
 
+MOST: Final = "max_children"
 OF_ONE: Final = "max_children_per_principal"
 
 LOOKS: Final = 0.5
@@ -124,27 +125,11 @@ class Room:
         own = server.max_children_per_principal
         if own is not None and self.count(principal) + more >= own:
             return OF_ONE
-        return "max_children" if self.count() + more >= server.max_children else None
+        return MOST if self.count() + more >= server.max_children else None
 
-    def has(self, principal: Principal, *, by_ending: bool = False) -> bool:
-        """Whether there is room for one more without ending a child.
-
-        Args:
-            by_ending: Whether a child that no client misses may end for it.
-        """
-        limit = self.limit(principal)
-        if limit is None or not by_ending:
-            return limit is None
-        older = self._spare()
-        owner = principal if limit == OF_ONE else None
-        return any(slot.is_replaceable or slot in older for slot in self._idle(owner))
-
-    def can_share(self, slot: Slot, principal: Principal) -> bool:
-        return slot.clients.is_sessionless and any(
-            other.child is not None and self.living.get(other.child) == principal
-            for other in self._slots.values()
-            if other.clients.is_sessionless
-        )
+    def has(self, principal: Principal) -> bool:
+        """Whether there is room for one more without ending a child."""
+        return self.limit(principal) is None
 
     def ended(self, of: Principal | None) -> Child | None:
         """Return a child that has ended or is ending."""
@@ -154,18 +139,18 @@ class Room:
         return None
 
     def first(self, of: Principal | None) -> Slot | None:
-        """Return the slot whose child may end first: one that no client needs, then the one that is
-        idle for longest. None: none may end.
+        """Return the slot whose child may end first: one whose client has left, then one outside of
+        sessions, then the one that is idle for longest. None: none may end.
         """
-        now, older = asyncio.get_running_loop().time(), self._spare()
+        now = asyncio.get_running_loop().time()
         idle = (
             slot
             for slot in self._idle(of)
-            if slot.is_replaceable or slot in older or now - slot.used_at >= EVICTABLE
+            if slot.is_replaceable or now - slot.used_at >= EVICTABLE
         )
         return min(
             idle,
-            key=lambda it: (not it.is_replaceable, it not in older, it.used_at),
+            key=lambda it: (not it.is_left, not it.is_replaceable, it.used_at),
             default=None,
         )
 
@@ -180,20 +165,4 @@ class Room:
                 owner = self.living.get(slot.child)
                 if of is None or (owner is not None and owner.is_user_of(of)):
                     found.append(slot)
-        return found
-
-    def _spare(self) -> set[Slot]:
-        """Return the children outside of sessions that may end first. Nothing lasts there between
-        requests. A principal may have several there, for clients that accept different requests,
-        and keeps the one used last.
-        """
-        last: dict[Principal, Slot] = {}
-        found: set[Slot] = set()
-        for slot in self._slots.values():
-            owner = self.living.get(slot.child) if slot.child is not None else None
-            if owner is not None and slot.clients.is_sessionless:
-                other = last.get(owner, slot)
-                last[owner], older = sorted((other, slot), key=lambda it: -it.used_at)
-                if older is not last[owner] and not older.outbounds and older.starting is None:
-                    found.add(older)
         return found

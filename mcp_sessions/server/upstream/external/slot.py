@@ -19,7 +19,6 @@ from mcp_sessions.core.listen_messages import LEVELS, level_of
 from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.cause import UNKNOWN, Cause
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import (
     ANSWERING,
@@ -29,8 +28,8 @@ from mcp_sessions.server.upstream.external.child_requests import (
     RequestSender,
     raised_anew,
 )
-from mcp_sessions.server.upstream.external.failures import description_of
 from mcp_sessions.server.upstream.external.server_messages import Notifier, SendNotification
+from mcp_sessions.server.upstream.external.sessionless import Sessionless
 from mcp_sessions.server.upstream.external.subscribers import Subscribers
 from mcp_sessions.server.upstream.external.unsure import Unsure
 from mcp_sessions.server.upstream.port import (
@@ -45,7 +44,7 @@ from mcp_sessions.server.upstream.port import (
 logger = logging.getLogger(__name__)
 
 _UNKNOWN_CALLER = (
-    "the server did not say which request it asks for, and several can be: "
+    "the server did not say which request it asks for, and several clients share it: "
     "its client is not known, and nobody is asked"
 )
 _READS = method_names.LISTING | {method_names.PING}
@@ -54,7 +53,7 @@ _READS = method_names.LISTING | {method_names.PING}
 @dataclass(frozen=True, slots=True)
 class Clients:
     is_one_client: bool = False
-    """Whether only one client asks there. It gets every message of the child."""
+    """Whether only one client ever asks there. It gets every message of the child."""
 
     is_sessionless: bool = False
     """Whether they are clients outside of sessions. They listen for changes of the lists on a
@@ -109,9 +108,6 @@ class Slot:
     was_served: bool = False
     """Whether there was a child before. Data that its clients read from it may be outdated."""
 
-    is_spare: bool = False
-    """Whether it is one of several for the same clients, so that none would miss it."""
-
     subscribers: Subscribers = field(default_factory=Subscribers)
     level: str | None = None
     """Level of the last ``logging/setLevel``."""
@@ -143,8 +139,8 @@ class Slot:
     has_ended: bool = field(init=False, default=False)
     """Whether it has ended. Requests that are still here start no child."""
 
-    asked_by: set[bytes] = field(init=False, default_factory=set[bytes])
-    """Descriptions of clients that ask here outside of sessions, two at most."""
+    asked_by: set[Hashable] = field(init=False, default_factory=set[Hashable])
+    """Clients that ask here outside of sessions, two at most."""
 
     keeps_nothing: bool = field(init=False, default=True)
     """Whether its children got only requests that leave no state behind."""
@@ -156,15 +152,29 @@ class Slot:
 
     @property
     def is_replaceable(self) -> bool:
-        """Whether no client outside of sessions would notice if the child were replaced."""
+        """Whether the child can end for another client: outside of sessions nothing lasts from one
+        request to the next.
+        """
         is_idle = self.living is not None and self.starting is None and not self.calls
-        # A child that may work on a request that was given up is replaced for the next client.
-        is_left = self.living is not None and self.living.unanswered.has_given_up
-        is_as_new = self.is_unused or (is_idle and (self.is_spare or is_left))
-        return self.clients.is_sessionless and is_as_new and not self.outbounds
+        return self.clients.is_sessionless and is_idle and not self.outbounds
 
     def another(self, key: Hashable) -> Slot:
-        return Slot(self.services, key, self.client, self.clients, is_spare=True)
+        """Make one more slot for the same client."""
+        return Slot(self.services, key, self.client, self.clients)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no client outside of sessions uses it, or would find a child."""
+        has_child = self.living is not None or self.starting is not None
+        return self.clients.is_sessionless and not (has_child or self.calls or self.outbounds)
+
+    @property
+    def is_left(self) -> bool:
+        return isinstance(self.key, Sessionless) and self.key.has_left
+
+    @property
+    def is_one_client(self) -> bool:
+        return self.clients.is_one_client
 
     @property
     def share(self) -> Hashable:
@@ -197,8 +207,6 @@ class Slot:
             UpstreamError: The child's error, or -31012, or the child cannot be started.
         """
         self.calls[call] = sender
-        if sender is not None:
-            self.is_asked_by(sender.client)
         if method not in _READS:
             self.keeps_nothing = False
         try:
@@ -289,9 +297,9 @@ class Slot:
             self.outbounds[name] = way
         self.subscribers.rename(who, name)
 
-    def is_asked_by(self, client: Mapping[str, Any]) -> None:
-        if self.clients.is_sessionless and self.keeps_nothing and len(self.asked_by) < 2:
-            self.asked_by.add(description_of(client.get("clientInfo")))
+    def is_asked_by(self, client: Hashable) -> None:
+        if len(self.asked_by) < 2:
+            self.asked_by.add(client)
 
     def add_listen(self, who: Outbound, uris: Collection[str]) -> None:
         self.outbounds[who] = who
@@ -346,14 +354,14 @@ class Slot:
     # --- messages that its child sends by itself -----------------------------------------------
 
     async def notified(
-        self, method: str, params: dict[str, Any] | None, cause: Cause = UNKNOWN
+        self, method: str, params: dict[str, Any] | None, about: UpstreamCall | None = None
     ) -> None:
         if method in method_names.CHANGES:
             for who, way in self._concerned(method, params):
                 await self._deliver((self.key, who), way, method, params)
             return
         is_log = method == method_names.LOGGED
-        for call in self._hearers(method, cause):
+        for call in self._hearers(method, about):
             if not is_log or _is_wanted(params, self._least(self.calls[call])):
                 await self._deliver(call, call.notify, method, params)
                 return
@@ -362,19 +370,15 @@ class Slot:
             for who, outbound in list(self.outbounds.items()):
                 await self._deliver((self.key, who), outbound.notify, method, params)
 
-    def _hearers(self, method: str, cause: Cause) -> Iterable[UpstreamCall]:
+    def _hearers(self, method: str, about: UpstreamCall | None) -> Iterable[UpstreamCall]:
         """Return the calls that may get a message that is no change, the best first."""
-        if self.clients.is_one_client:
+        if about in self.calls:
+            return (about,)
+        if self.clients.is_one_client and about is None:
             # If the child names no call, the newest one counts.
-            if cause.said is None:
-                return reversed(self.calls)
-            return (cause.said,) if cause.said in self.calls else ()
-        # Clients that share a child with other users get no message that is only likely theirs.
-        call = cause.said if self.clients.is_shared else cause.known
-        if call not in self.calls:
-            logger.debug("%s: %s is left out: whose it is is not known", self.label(), method)
-            return ()
-        return (call,)
+            return reversed(self.calls)
+        logger.debug("%s: %s is left out: whose it is is not known", self.label(), method)
+        return ()
 
     def _least(self, sender: RequestSender | None) -> str | None:
         if sender is not None:
@@ -396,7 +400,8 @@ class Slot:
         if self.clients.is_sessionless and method != method_names.RESOURCE_UPDATED:
             return [(None, partial(self.services.announce, is_outside=True))]
         receivers = list(self.outbounds.items())
-        if method == method_names.RESOURCE_UPDATED and not self.clients.is_one_client:
+        is_one = self.clients.is_one_client and not self.clients.is_sessionless
+        if method == method_names.RESOURCE_UPDATED and not is_one:
             uri = (params or {}).get("uri")
             subscribed = self.subscribers.clients_of(uri) if isinstance(uri, str) else ()
             receivers = [(who, outbound) for who, outbound in receivers if who in subscribed]
@@ -416,11 +421,10 @@ class Slot:
         method: str,
         params: dict[str, Any] | None,
         on_progress: OnProgress | None,
-        cause: Cause = UNKNOWN,
+        about: UpstreamCall | None = None,
     ) -> dict[str, Any]:
         if not self.clients.is_one_client:
-            return await self._asked_there(method, params, cause.known)
-        about = cause.known
+            return await self._asked_there(method, params, about)
         failed: PeerError | None = None
         while True:
             open_calls = [call for call in self.calls if call.can_send_request]

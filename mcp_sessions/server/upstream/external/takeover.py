@@ -5,17 +5,14 @@ Rules, owned by ``tests/server/upstream/external/test_takeover.py``:
 1. A session takes over a child that got only list requests, and runs nothing. Such a child is like
    one that was just started.
 2. The child of the connection on which the session begins certainly served the same client.
-3. A client of the modern era has no connection. It asks outside of sessions, where others may ask
-   as well. Its session takes over a child if no other client asked there, and if the child got the
-   same data as a new one would get. A child is not taken over if
-   it has an open request, or sent messages after its answers, or asked something: it would not ask
-   its session again.
+3. A client of the modern era asks outside of sessions, where others may ask as well. Its session
+   takes over a child if no other client ever asked there (rule 2 of ``sharing.py``), and if the
+   child got the same data as a new one would get. A child with an open request is not taken over.
+   Nor is a child that asked something: it would not ask its session again.
 4. Outside of sessions a server of both eras is spoken to in the modern era, in a session in the
    handshake era. So a child that is spoken to in the modern era is not taken over.
 5. The child moves, and not its slot. A request that was about to use it there gets another one.
-6. Clients of one principal with the same description are taken for one client. If it is another
-   one, it has lost nothing: the child kept nothing of it.
-7. Otherwise the session has a new child. A child that only this client used outside of sessions
+6. Otherwise the session has a new child. A child that only this client used outside of sessions
    ends then.
 """
 
@@ -40,18 +37,18 @@ def spare(children: Children, key: Hashable) -> None:
         children.remove(key)
 
 
-def take_over(children: Children, outside: Slot, new: Slot, description: bytes) -> None:
+def take_over(children: Children, outside: Slot, new: Slot, client: Hashable) -> None:
     """Give a new session its client's earlier child, or end that child.
 
     Args:
         outside: The slot that it used.
-        description: See :attr:`Slot.asked_by`.
+        client: See :attr:`Slot.asked_by`.
     """
-    if not outside.is_replaceable or outside.asked_by != {description}:
+    if not outside.is_replaceable or outside.asked_by != {client}:
         return
     if not children.server.names_sessions and _is_as_new(outside, new):
         children.move(outside, new)
-    else:
+    elif outside.is_unused:
         children.forget(outside)
 
 
@@ -63,7 +60,8 @@ def _is_as_new(outside: Slot, new: Slot) -> bool:
     needs_more = new.level is not None or bool(new.subscribers) or new.was_served
     return (
         not (knows_more or needs_more)
-        and child.unanswered.is_settled(is_late=not child.is_in_order)
+        and child.is_idle
+        and not child.has_asked
         and _described(outside.client) == _described(new.client)
     )
 

@@ -146,7 +146,6 @@ class StdioWire:
         ended: Called once nothing of the process is left.
     """
 
-    is_in_order = True
     _child: ChildConnection
 
     def __init__(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.server.upstream.external import cause, child_eras
+from mcp_sessions.server.upstream.external import child_eras
 from tests.support.children import child_world
 from tests.support.modern import LOG_LEVEL, ModernClient, Received
 from tests.support.raw import Json
@@ -44,27 +44,6 @@ async def test_the_server_is_notified_of_the_most_that_a_request_wants_to_get() 
         assert await log(client, "info", "error", session=session) == []
         assert await level_of(client, session=session) == "debug"
         assert await log(client, "info", "no level", session=session) == []
-
-
-async def test_who_wants_less_than_another_gets_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client of the era before sets the level of all that it receives."""
-    # Else what is logged shortly after the answer to another client is dropped.
-    monkeypatch.setattr(cause, "LATE", 0.0)
-    async with child_world(options={"per": "principal"}) as w:
-        client, modern = await w.connected(), ModernClient(w.carrier)
-        await client.result("logging/setLevel", {"level": "error"})
-        assert await log(modern, "debug", "debug") == ["x"]
-        for level, received in (("info", []), ("error", ["x"])):
-            sent = client.call("log", text="x", level=level)
-            await sent.result()
-            assert said(sent.reply.messages) == received
-        await client.result("logging/setLevel", {"level": "info"})
-        assert await level_of(modern) == "info"
-        sent = client.call("log", text="x", level="debug")
-        await sent.result()
-        assert said(sent.reply.messages) == ["x"], (
-            "it says what it was told to: nothing is left out"
-        )
 
 
 async def test_a_server_without_a_log_is_notified_of_no_level() -> None:

@@ -18,7 +18,6 @@ from mcp.client import Client
 
 from mcp_sessions import Conversations, HTTPServer, SessionLayer, StdioServer
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
-from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.child_requests import RequestSender
 from mcp_sessions.server.upstream.external.server_messages import Notifier
 from mcp_sessions.server.upstream.external.slot import Clients, Services, Slot
@@ -275,8 +274,8 @@ async def test_where_several_calls_of_different_clients_run_nobody_is_asked_for_
     with pytest.raises(PeerError) as refused:
         await slot.asked("elicitation/create", {}, None)
     assert refused.value.code == -32600
-    cause = Cause(said=cast(UpstreamCall, calls[0]))
-    asking = asyncio.create_task(slot.asked("elicitation/create", {}, None, cause))
+    about = cast(UpstreamCall, calls[0])
+    asking = asyncio.create_task(slot.asked("elicitation/create", {}, None, about))
     assert await calls[0].turn() == {"1": {"method": "elicitation/create", "params": {}}}
     calls[0].end()
     with pytest.raises(PeerError):
@@ -316,11 +315,12 @@ async def test_a_layer_behind_a_layer_has_its_own_calls_back() -> None:
                 assert json.loads(text_of(result)) == TWO
 
 
-async def test_a_server_of_both_eras_asks_in_the_middle_of_a_call_and_by_a_result(
+async def test_no_answer_of_a_server_of_both_eras_has_a_call_run_twice_or_changes_other_calls(
     tmp_path: Path,
 ) -> None:
-    """Outside of sessions. A stock handler asks in the era with a handshake only, and returns
-    ``InputRequiredResult`` in its own only: such a handler begins anew in each round.
+    """A stock handler asks in the era with a handshake only. It returns ``InputRequiredResult`` in
+    its own era only: in the other one the SDK answers that the result is invalid, as it does for
+    any invalid result.
     """
     noted = tmp_path / "calls"
     server = StdioServer(
@@ -335,14 +335,12 @@ async def test_a_server_of_both_eras_asks_in_the_middle_of_a_call_and_by_a_resul
             await sent.reply.until(lambda: sent.reply.ended, "it is answered", within=60)
             return await sent.result()
 
-        asked = await result(QUESTION)
-        assert text_of(await result(again(asked, TWO))) == "accept: two"
-        params: Json = {"name": "rounds", "arguments": {}}
         for _ in range(2):
-            asked = await result(params)
-            assert [*asked["inputRequests"]] == ["mine"]
-            assert text_of(await result(again(asked, TWO, params=params))).endswith(": ['mine']")
-        assert calls(noted) == ["how many?", *["rounds"] * 5]
+            asked = await result(QUESTION)
+            assert text_of(await result(again(asked, TWO))) == "accept: two"
+            refused = client.send("tools/call", {"name": "rounds", "arguments": {}})
+            assert (await refused.error())["code"] == -32603
+        assert calls(noted) == ["how many?", "rounds"] * 2
 
 
 async def test_a_stock_client_answers_what_it_is_asked() -> None:

@@ -12,9 +12,8 @@ import pytest
 from mcp_sessions import StdioServer
 from mcp_sessions.errors import LIMIT_REACHED
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.cause import UnansweredRequests
 from mcp_sessions.server.upstream.external.children import Children
-from mcp_sessions.server.upstream.external.slot import Clients, Slot
+from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Slot
 from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support.virtual_time import VIRTUAL, Backend
 
@@ -39,7 +38,6 @@ class Child:
     failure = ""
     result: Json = {}
     capabilities: Json = {}
-    unanswered = UnansweredRequests()
 
     async def shake_hands(self, client: Mapping[str, Any], *_: object) -> None:
         await asyncio.sleep(0.1 if client["clientInfo"]["name"].startswith("good") else 1_000)
@@ -87,23 +85,21 @@ class World:
     def gives_up_at(self, *_: object) -> float:
         return self.away[0] if self.away is not None else math.inf
 
-    async def holds(self, *, is_sessionless: bool = False) -> Slot:
-        slot = self._slot("good", object(), is_sessionless=is_sessionless)
+    async def holds(self) -> Slot:
+        slot = self._slot("good", object())
         await slot.started(ANN)
         return slot
 
-    def _slot(self, name: str, key: object, *, is_sessionless: bool) -> Slot:
+    def _slot(self, name: str, key: object) -> Slot:
         client = {"clientInfo": {"name": name}, "protocolVersion": VERSION}
         notified: Any = None
-        services, clients = self.children.services(notified), Clients(True, is_sessionless)
-        return self.children.slot(key, lambda: Slot(services, key, client, clients))
+        services = self.children.services(notified)
+        return self.children.slot(key, lambda: Slot(services, key, client, ONE_CLIENT))
 
-    async def starts(
-        self, name: str, principal: Principal = ANN, *, is_sessionless: bool = False
-    ) -> Json | None:
+    async def starts(self, name: str, principal: Principal = ANN) -> Json | None:
         """The error of a start; None: it serves, and has ended."""
         key = object()
-        slot = self._slot(name, key, is_sessionless=is_sessionless)
+        slot = self._slot(name, key)
         try:
             await slot.started(principal)
         except UpstreamError as failed:
@@ -193,18 +189,6 @@ async def test_a_start_does_not_wait_for_a_client_that_comes_back() -> None:
     await asyncio.sleep(5)
     slot.used_at = now()
     assert ((await waiting) or {})["code"] == LIMIT_REACHED and now() - began < 6
-
-
-async def test_what_can_share_a_process_does_not_wait_for_another() -> None:
-    w, now = World(1), asyncio.get_running_loop().time
-    slot = await w.holds(is_sessionless=True)
-    call: Any = object()
-    slot.calls[call] = None
-    w.away = now() + 10, slot
-    began = now()
-    error = await w.starts("good", is_sessionless=True)
-    assert (error or {})["code"] == LIMIT_REACHED and now() == began
-    assert await w.starts("good") is None and now() - began > 9
 
 
 @pytest.mark.parametrize("lack", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM])

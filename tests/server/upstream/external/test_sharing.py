@@ -8,14 +8,19 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import mcp_types as types
 import pytest
+from mcp import Client
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from mcp_sessions import HTTPServer
+from mcp_sessions import HTTPServer, SessionLayer
 from mcp_sessions.server.upstream import rounds
+from tests.server.upstream.external.test_children import starts
 from tests.server.upstream.external.test_peer_in_rounds import (
     ELICITS,
     QUESTION,
@@ -23,9 +28,12 @@ from tests.server.upstream.external.test_peer_in_rounds import (
     UNKNOWN,
     again,
 )
-from tests.support.children import child_world, until
+from tests.support.children import child, child_world, until
 from tests.support.modern import LOG_LEVEL, ModernClient, Received
-from tests.support.raw import Json, text_of
+from tests.support.modern_server import ModernServer, modern_url
+from tests.support.raw import Carrier, Json, Reply, text_of
+from tests.support.replicas import user
+from tests.support.servers import serve
 from tests.support.url_server import UrlServer, event, result, text
 from tests.support.urls import url_of
 from tests.support.world import World, world
@@ -45,172 +53,79 @@ def logs(received: Received) -> list[str]:
     ]
 
 
-def clients(w: World, count: int = 2) -> list[ModernClient]:
-    """Anonymous ones that can be asked."""
-    return [ModernClient(w.carrier, capabilities=ELICITS) for _ in range(count)]
+async def clients(w: World, count: int = 2, **capabilities: Any) -> list[ModernClient]:
+    """Anonymous ones that can be asked, each with a connection and an address of its own."""
+    return [
+        ModernClient(
+            await w.carrier_from(f"192.0.2.{number}"), capabilities=capabilities or ELICITS
+        )
+        for number in range(1, count + 1)
+    ]
 
 
-async def test_a_client_is_not_asked_what_the_request_of_another_makes_the_server_ask() -> None:
-    """They have one process between them: there is room for no more."""
-    async with child_world(options={"max_children": 1}) as w:
-        a, b = clients(w)
-        held = a.call("hold", meta={LOG_LEVEL: "debug"})
-        await until(lambda: _running(w) == 1, "it runs")
-        sent = b.send("completion/complete", completes("B's"), meta={LOG_LEVEL: "debug"})
-        (said,) = (await sent.result())["completion"]["values"]
-        refused = json.loads(said)
-        assert refused["code"] == -32600
-        assert "did not say which request" in refused["message"]
-        assert held.messages == [], "neither the question nor the log is A's"
-        assert logs(sent) == [], "and nobody knows that it is B's"
+async def expect_asked(client: ModernClient) -> None:
+    """It calls, is asked, and its call goes on with its answer."""
+    asked = await client.send("tools/call", QUESTION).result()
+    assert asked["resultType"] == "input_required"
+    answered = await client.send("tools/call", again(asked, TWO)).result()
+    assert json.loads(text_of(answered)) == TWO
 
 
-@pytest.mark.parametrize("count", [2, 5])
-async def test_a_client_that_is_away_keeps_nobody_from_being_asked(count: int) -> None:
-    """Each has a process of its own, as long as there is room."""
+# --- who shares with whom ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capabilities", [ELICITS, {}], ids=["asked", "hears"])
+async def test_strangers_that_can_be_asked_or_want_log_messages_share_no_process(
+    capabilities: Json,
+) -> None:
     async with child_world() as w:
-        asked = [await client.send("tools/call", QUESTION).result() for client in clients(w, count)]
-        assert {each["resultType"] for each in asked} == {"input_required"}
-        for client, question in zip(clients(w, count), asked, strict=True):
-            answered = await client.send("tools/call", again(question, TWO)).result()
-            assert json.loads(text_of(answered)) == TWO
+        a, b = [ModernClient(await w.carrier_of(), capabilities=capabilities) for _ in range(2)]
+        pids = [await each.text("pid", meta={LOG_LEVEL: "debug"}) for each in (a, b, a, b)]
+        assert pids[:2] == pids[2:] and len(set(pids)) == 2, "and each keeps its own"
 
 
-@pytest.mark.parametrize("most", [4, 6, 8])
-async def test_one_client_that_is_away_takes_neither_room_nor_questions_of_others(
-    most: int,
+@pytest.mark.parametrize("user_name", [None, "ann"])
+async def test_behind_a_proxy_a_principal_is_a_client_and_nobody_else(
+    user_name: str | None,
 ) -> None:
-    """It makes as many calls as there is room, is asked, and comes back for none."""
-    async with child_world(options={"max_children": most}) as w:
-        away, here = clients(w)
-        for _ in range(most):
-            asked = await away.send("tools/call", QUESTION).result()
-            assert asked["resultType"] == "input_required"
-        asked = await here.send("tools/call", QUESTION).result()
-        answered = await here.send("tools/call", again(asked, TWO)).result()
-        assert json.loads(text_of(answered)) == TWO
-        assert await ModernClient(w.carrier).text("pid")
-        session = (await here.create())["sessionId"]
-        assert await here.text("count", session=session) == "1"
+    """Requests of several clients come on a connection of a proxy."""
+    async with child_world() as w:
+        carrier = await w.carrier_of(user(user_name) if user_name is not None else None)
+        client = ModernClient(Proxied(carrier), capabilities=ELICITS)
+        pids = {await client.text("pid") for _ in range(3)}
+        assert len(pids) == (3 if user_name is None else 1)
+        upstream: Any = w.inside.upstream
+        await until(lambda: len(upstream.children._living) == (user_name is not None), "they end")
+        await expect_asked(client)
 
 
-async def test_one_client_whose_calls_run_for_long_leaves_room_for_others() -> None:
-    async with child_world(options={"max_children": 4}) as w:
-        busy, here = clients(w)
-        held = [busy.call("hold") for _ in range(4)]
-        await until(lambda: _running(w) == len(held), "they run")
-        assert await ModernClient(w.carrier).text("pid")
-        session = (await here.create())["sessionId"]
-        assert await here.text("count", session=session) == "1"
+async def test_a_host_without_a_session_pays_for_one_start(tmp_path: Path) -> None:
+    """A stock one that can be asked, over real sockets."""
+    calls = tmp_path / "calls"
+    layer = SessionLayer(child(env={"CALLS": str(calls)}))
+    with serve(layer.asgi_app()) as server:
 
+        async def elicit(context: Any, params: Any) -> types.ElicitResult:
+            return types.ElicitResult(action="accept", content={"answer": params.message})
 
-@pytest.mark.parametrize("most", [2, 3])
-async def test_of_two_or_three_processes_who_is_away_has_one_and_others_are_asked(
-    most: int,
-) -> None:
-    async with child_world(options={"max_children": most}) as w:
-        away, here = clients(w)
-        await away.send("tools/call", QUESTION).result()
-        for _ in range(2):
-            asked = await here.send("tools/call", QUESTION).result()
-            answered = await here.send("tools/call", again(asked, TWO)).result()
-            assert json.loads(text_of(answered)) == TWO
-        session = (await here.create())["sessionId"]
-        assert await here.text("count", session=session) == "1"
-
-
-async def test_what_the_server_is_can_be_read_while_a_client_that_is_away_has_all_room() -> None:
-    async with child_world(options={"max_children": 1}) as w:
-        (away,) = clients(w, 1)
-        await away.send("tools/call", QUESTION).result()
-        other = ModernClient(w.carrier, capabilities={"sampling": {}})
-        assert "capabilities" in await other.send("server/discover", {}).result()
-
-
-@pytest.mark.parametrize("most", [1, 2])
-async def test_where_there_is_little_room_the_oldest_call_of_who_is_away_for_long_goes(
-    monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    monkeypatch.setattr(rounds, "AWAY_IN_SMALL", 0.0)
-    async with child_world(options={"max_children": most}) as w:
-        away, here = clients(w)
-        left = await away.send("tools/call", QUESTION).result()
-        asked = await here.send("tools/call", QUESTION).result()
-        answered = await here.send("tools/call", again(asked, TWO)).result()
-        assert json.loads(text_of(answered)) == TWO
-        error = await away.send("tools/call", again(left, TWO)).error()
-        assert error["code"] == UNKNOWN
-        await away.send("tools/call", QUESTION).result()
-        for _ in range(most):
-            session = (await here.create())["sessionId"]
-            assert await here.text("count", session=session) == "1"
-
-
-async def test_a_handshake_waits_for_the_room_of_a_client_that_is_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The only room there is gets free in a moment."""
-    monkeypatch.setattr(rounds, "AWAY_IN_SMALL", 1.0)
-    async with child_world(options={"max_children": 1}) as w:
-        (away,) = clients(w, 1)
-        left = await away.send("tools/call", QUESTION).result()
-        assert await (await w.connected()).text("count") == "1"
-        error = await away.send("tools/call", again(left, TWO)).error()
-        assert error["code"] == UNKNOWN
-
-
-async def test_without_room_a_client_shares_with_those_that_can_be_asked_other_things() -> None:
-    async with child_world(options={"max_children": 1}) as w:
-        (busy,) = clients(w, 1)
-        busy.call("hold")
-        await until(lambda: _running(w) == 1, "it runs")
-        assert await ModernClient(w.carrier).text("pid")
-
-
-async def test_an_extra_process_makes_room_for_a_session() -> None:
-    """It keeps nothing that anybody would miss."""
-    async with child_world(options={"max_children": 6}) as w:
-        a, b = clients(w)
-        asked = [await each.send("tools/call", QUESTION).result() for each in (a, b)]
-        for client, question in zip((a, b), asked, strict=True):
-            await client.send("tools/call", again(question, TWO)).result()
-        for _ in range(5):
-            session = (await a.create())["sessionId"]
-            assert await a.text("count", session=session) == "1"
-
-
-async def test_an_idle_process_for_other_questions_makes_room_for_one_of_its_own() -> None:
-    async with child_world(options={"max_children": 4}) as w:
-        kinds: list[Json] = [{"sampling": {}}, {"roots": {}}, {}]
-        for others in kinds:
-            await ModernClient(w.carrier, capabilities=others).text("pid")
-        asked = [await each.send("tools/call", QUESTION).result() for each in clients(w)]
-        assert {each["resultType"] for each in asked} == {"input_required"}
-
-
-async def test_an_idle_process_that_may_work_on_what_was_given_up_is_replaced() -> None:
-    async with child_world(options={"max_children": 1}) as w:
-        a, b = clients(w)
-        pid = await a.text("pid")
-        held = a.call("hold")
-        await until(lambda: _running(w) == 1, "it runs")
-        held.leave()
-        await until(lambda: not _running(w), "it is cancelled")
-        asked = await b.send("tools/call", QUESTION).result()
-        assert asked["resultType"] == "input_required"
-        await b.send("tools/call", again(asked, TWO)).result()
-        assert await a.text("pid") != pid
+        async with asyncio.timeout(30):
+            async with Client(server.url(), elicitation_callback=elicit) as client:
+                for number in range(5):
+                    asked = await client.call_tool("ask", {"question": str(number)})
+                    (content,) = asked.content
+                    assert isinstance(content, types.TextContent) and str(number) in content.text
+            assert starts(calls) == 1
 
 
 async def test_requests_whose_clients_get_nothing_share_one() -> None:
-    """One that wants to receive log messages has a process for itself, else they would be
+    """One that wants to receive log messages has a process of its own, else they would be
     nobody's.
     """
     async with child_world() as w:
-        nothing = ModernClient(w.carrier)
+        nothing, other = ModernClient(w.carrier), ModernClient(await w.carrier_of())
         pid = await nothing.text("pid")
         held = nothing.call("hold")
-        assert await nothing.text("pid") == pid
+        assert await other.text("pid") == pid
         sent = nothing.call("log", {"text": "mine"}, meta={LOG_LEVEL: "debug"})
         await sent.result()
         assert (logs(sent), held.messages) == (["mine"], [])
@@ -220,27 +135,149 @@ async def test_requests_whose_clients_get_nothing_share_one() -> None:
 async def test_what_is_said_about_one_session_is_not_notified_another_that_shares(per: str) -> None:
     async with child_world(options={"per": per}) as w:
         old = [await w.connected(), await w.connected()]
-        held = old[0].call("hold")
-        await until(lambda: _running(w) == 1, "it runs")
-        sent = old[1].call("log", text="B's")
+        await old[0].text("echo", text="A's")
+        sent = old[1].call("log", text="whose?")
         await sent.result()
-        assert [m for m in held.reply.messages if "method" in m] == []
-        assert [m for m in sent.reply.messages if "method" in m] == []
+        assert [m for m in sent.reply.messages if "method" in m] == [], "it may be A's"
 
 
 async def test_each_session_is_asked_what_its_own_request_asks() -> None:
     """All that one client does is its own: it has a process for itself."""
     async with child_world() as w:
-        a, b = clients(w)
-        for client in (a, b):
+        for client in await clients(w):
             session = (await client.create())["sessionId"]
             asked = await client.send("tools/call", QUESTION, session=session).result()
             assert asked["resultType"] == "input_required"
 
 
+# --- room ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 5])
+async def test_a_client_that_is_away_keeps_nobody_from_being_asked(count: int) -> None:
+    async with child_world() as w:
+        away, *others = await clients(w, count)
+        asked = await away.send("tools/call", QUESTION).result()
+        for other in others:
+            await expect_asked(other)
+        answered = await away.send("tools/call", again(asked, TWO)).result()
+        assert json.loads(text_of(answered)) == TWO
+
+
+async def test_one_client_gets_a_process_for_each_call_that_runs_next_to_others() -> None:
+    """Its server may run one call after the other."""
+    async with child_world() as w:
+        (client,) = await clients(w, 1)
+        asked = [await client.send("tools/call", QUESTION).result() for _ in range(3)]
+        for each in asked:
+            answered = await client.send("tools/call", again(each, TWO)).result()
+            assert json.loads(text_of(answered)) == TWO
+
+
+@pytest.mark.parametrize("does", ["hold", "ask"])
+@pytest.mark.parametrize("most", [2, 4, 8, 16])
+async def test_one_address_leaves_others_room_and_the_ability_to_ask(most: int, does: str) -> None:
+    """Its calls run, or it is asked and stays away. It comes on many connections."""
+    async with child_world(options={"max_children": most}) as w:
+        arguments = {"question": "well?"} if does == "ask" else {}
+        for _ in range(most):
+            client = ModernClient(await w.carrier_of(), capabilities=ELICITS)
+            sent = client.call(does, arguments)
+            if does == "ask":
+                await sent.answer()
+            else:
+                began = partial(has_begun, w, sent)
+                await until(began, "it runs, or is refused")
+        others = await clients(w, 2)
+        for other in others[: 1 if most == 2 else 2]:
+            await expect_asked(other)
+        if most > 2:
+            session = (await others[0].create())["sessionId"]
+            assert await others[0].text("count", session=session) == "1"
+
+
+async def test_a_refused_client_is_told_the_limit_and_no_old_call_ended_for_it() -> None:
+    async with child_world(options={"max_children": 4}) as w:
+        first, second = [ModernClient(await w.carrier_of(), capabilities=ELICITS) for _ in range(2)]
+        (other,) = await clients(w, 1)
+        asked = [await each.send("tools/call", QUESTION).result() for each in (first, other)]
+        error = await second.send("tools/call", QUESTION).error()
+        assert (error["code"], error["data"]["limit"]) == (-31011, "max_children")
+        for client, each in zip((first, other), asked, strict=True):
+            answered = await client.send("tools/call", again(each, TWO)).result()
+            assert json.loads(text_of(answered)) == TWO
+
+
+async def test_what_the_server_is_can_be_read_while_a_client_that_is_away_has_all_room() -> None:
+    async with child_world(options={"max_children": 1}) as w:
+        (away,) = await clients(w, 1)
+        await away.send("tools/call", QUESTION).result()
+        other = ModernClient(w.carrier, capabilities={"sampling": {}})
+        assert "capabilities" in await other.send("server/discover", {}).result()
+
+
+async def test_where_there_is_little_room_the_oldest_call_of_who_is_away_for_long_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rounds, "AWAY_IN_SMALL", 0.0)
+    async with child_world(options={"max_children": 1}) as w:
+        away, here = await clients(w)
+        left = await away.send("tools/call", QUESTION).result()
+        await expect_asked(here)
+        error = await away.send("tools/call", again(left, TWO)).error()
+        assert error["code"] == UNKNOWN
+        await away.send("tools/call", QUESTION).result()
+        session = (await here.create())["sessionId"]
+        assert await here.text("count", session=session) == "1"
+
+
+async def test_a_handshake_waits_for_the_room_of_a_client_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The only room there is gets free in a moment."""
+    monkeypatch.setattr(rounds, "AWAY_IN_SMALL", 1.0)
+    async with child_world(options={"max_children": 1}) as w:
+        (away,) = await clients(w, 1)
+        left = await away.send("tools/call", QUESTION).result()
+        assert await (await w.connected()).text("count") == "1"
+        error = await away.send("tools/call", again(left, TWO)).error()
+        assert error["code"] == UNKNOWN
+
+
+async def test_idle_processes_outside_of_sessions_make_room_for_others() -> None:
+    """They keep nothing that anybody would miss."""
+    async with child_world(options={"max_children": 4}) as w:
+        for client in await clients(w, 4):
+            await client.text("pid")
+        client, other = await clients(w, 2)
+        await expect_asked(client)
+        await expect_asked(other)
+        for _ in range(4):
+            session = (await client.create())["sessionId"]
+            assert await client.text("count", session=session) == "1"
+
+
 def _running(w: World) -> int:
     upstream: Any = w.inside.upstream
     return sum(len(slot.calls) for slot in upstream.children._slots.values())
+
+
+def has_begun(w: World, sent: Received) -> bool:
+    """Whether it runs, or was refused."""
+    upstream: Any = w.inside.upstream
+    ids = {c.request_id for slot in upstream.children._slots.values() for c in slot.calls}
+    return sent.id in ids or any("error" in each for each in sent.messages)
+
+
+class Proxied:
+    """A carrier whose requests come through a proxy."""
+
+    def __init__(self, inner: Carrier) -> None:
+        self._inner = inner
+
+    def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Reply:
+        """With the header that a proxy adds."""
+        return self._inner.send(method, path, [*headers, ("x-forwarded-for", "192.0.2.1")], body)
 
 
 # --- a URL ---------------------------------------------------------------------------------------
@@ -310,37 +347,44 @@ async def asking_url(*, on_response: bool, **options: Any) -> AsyncGenerator[Wor
             yield w
 
 
-@pytest.mark.parametrize("on_response", [True, False], ids=["on the response", "on its own stream"])
-@pytest.mark.parametrize("most", [1, 20])
-async def test_a_url_asks_nobody_what_the_request_of_another_makes_it_ask(
-    on_response: bool, most: int
+on_each_way = pytest.mark.parametrize(
+    "on_response", [True, False], ids=["on the response", "on its own stream"]
+)
+
+
+@on_each_way
+async def test_a_url_asks_and_notifies_each_client_about_its_own_requests(
+    on_response: bool,
 ) -> None:
-    async with asking_url(on_response=on_response, max_children=most) as w:
-        a, b = clients(w)
+    async with asking_url(on_response=on_response) as w:
+        a, b = await clients(w)
         held = a.call("hold", meta={LOG_LEVEL: "debug"})
         await until(lambda: _running(w) == 1, "it runs")
         sent = b.send("completion/complete", completes("B's"), meta={LOG_LEVEL: "debug"})
         assert "code" in text_of(await sent.result()), "B's request cannot be asked about"
-        assert held.messages == []
-        if on_response:
-            assert logs(sent) == ["B's"]
-        asked = b.send("tools/call", QUESTION)
-        if on_response or most > 1:
-            assert (await asked.result())["resultType"] == "input_required"
-        else:
-            assert json.loads(text_of(await asked.result()))["code"] == -32600
+        assert (held.messages, logs(sent)) == ([], ["B's"])
+        assert (await b.send("tools/call", QUESTION).result())["resultType"] == "input_required"
         assert held.messages == []
 
 
-@pytest.mark.parametrize("on_response", [True, False], ids=["on the response", "on its own stream"])
+@on_each_way
 async def test_a_client_of_a_url_that_is_away_keeps_nobody_from_being_asked(
     on_response: bool,
 ) -> None:
     async with asking_url(on_response=on_response) as w:
-        (last, *others) = clients(w, 3)
+        *others, last = await clients(w, 3)
         for client in others:
             asked = await client.send("tools/call", QUESTION).result()
             assert asked["resultType"] == "input_required"
-        asked = await last.send("tools/call", QUESTION).result()
-        answered = await last.send("tools/call", again(asked, TWO)).result()
-        assert json.loads(text_of(answered)) == TWO
+        await expect_asked(last)
+
+
+async def test_clients_of_a_url_of_the_modern_era_share_a_session_there() -> None:
+    """It names the request behind each message."""
+    modern = ModernServer()
+    async with modern_url(modern) as url, world(server=HTTPServer(url)) as w:
+        for client in await clients(w, 4):
+            asked = await client.call("ask").result()
+            assert asked["resultType"] == "input_required"
+        upstream: Any = w.inside.upstream
+        assert len(upstream.children._living) == 2, "one before that was known"

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from mcp_sessions.core.messages import Answer, Notification, Request
 from mcp_sessions.core.outline import KEPT
-from mcp_sessions.server.upstream.external.cause import UNKNOWN, Cause
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Waiting
 from mcp_sessions.server.upstream.external.child_wire import ChildConnection
@@ -40,9 +39,11 @@ class Client:
         return "the server of a client"
 
     async def notified(
-        self, method: str, params: dict[str, Any] | None, cause: Cause = UNKNOWN
+        self, method: str, params: dict[str, Any] | None, about: UpstreamCall | None = None
     ) -> None:
         self.got.append(method)
+
+    is_one_client = True
 
     async def reported(self, call: UpstreamCall, params: dict[str, Any]) -> None:
         self.got.append("progress")
@@ -52,15 +53,13 @@ class Client:
         method: str,
         params: dict[str, Any] | None,
         on_progress: OnProgress | None,
-        cause: Cause = UNKNOWN,
+        about: UpstreamCall | None = None,
     ) -> dict[str, Any]:
         return {}
 
 
 class Wire:
     """It carries nothing, and knows what it was given."""
-
-    is_in_order = True
 
     def __init__(self) -> None:
         self.written: list[Any] = []

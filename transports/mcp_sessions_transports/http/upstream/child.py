@@ -73,9 +73,6 @@ _ENDING: Final = 2.0
 
 
 class HttpWire:
-    is_in_order = False
-    """The server's own messages come on a separate stream."""
-
     _child: ChildConnection
     _messages: Messages
 
