@@ -22,7 +22,7 @@ from mcp_sessions.assembly import DRAIN_DELAY, Assembly
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import not_running
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
-from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.policy import DEFAULT_GRACE, SessionPolicy
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.endpoint import EndpointSettings
 from mcp_sessions.serve.open_connections import connection_limits
@@ -220,7 +220,7 @@ class SessionLayer:
         max_body: int | None = None,
         sock: socket.socket | None = None,
         on_started: Callable[[], None] | None = None,
-        grace: float = 10,
+        grace: float = DEFAULT_GRACE,
         drain_delay: float | None = None,
         log_level: str = "warning",
         health: str | None = None,
@@ -304,7 +304,7 @@ class SessionLayer:
             # ignored (a shell's background job) would not notice that.
             raise KeyboardInterrupt
 
-    async def drain(self, grace: float = 10) -> None:
+    async def drain(self, grace: float = DEFAULT_GRACE) -> None:
         """Stop taking requests, tell clients to come back, let what runs finish.
 
         New HTTP requests are answered 503 with ``Retry-After``; one that came before is served,

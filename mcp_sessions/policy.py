@@ -43,6 +43,13 @@ _MAY_BE_ZERO = frozenset({"progress_every", "question_timeout"})
 """Limits that 0 switches off."""
 
 
+DEFAULT_GRACE = 4
+"""Seconds that running calls have at a stop. Docker kills a container 10 seconds after it was told
+to stop. Replicas have a delay of 3 seconds before the grace, and calls that ignore their end have 2
+seconds after it.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPolicy:
     """The limits that one layer enforces. Durations are in seconds, sizes in bytes.

@@ -14,11 +14,10 @@ from mcp_sessions.cli.targets import SHAPE, program_of
 from mcp_sessions.core.addresses import HTTP, has_scheme, wrong_address
 from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
+from mcp_sessions.policy import DEFAULT_GRACE, FORGET_AFTER, SessionPolicy
 
 DEFAULT_STORE = "memory://"
 DEFAULT_PORT = 8000
-DEFAULT_GRACE = 10
 EXTERNAL_OPTIONS = (
     "per",
     "max_children",

@@ -57,7 +57,7 @@ class Draining:
         self._runner = runner
         self._endpoints = endpoints
         self.availability = availability
-        self._arrivals = arrivals
+        self.arrivals = arrivals
         self._upstream = upstream
         self._child_host = child_host
         self._all_arrived = asyncio.Event()
@@ -72,7 +72,7 @@ class Draining:
         """
         if self._bus.is_shared or not self._store.remembers:
             return False
-        if self._arrivals.inside:
+        if self.arrivals.inside:
             return True
         inbounds = (waiter.inbound for running in self._runner.active for waiter in running.waiters)
         return any(isinstance(inbound.connection, StoredConnection) for inbound in inbounds)
@@ -81,7 +81,7 @@ class Draining:
         self.announce()
         is_first = self.availability.retry_after is None
         self.availability.retry_after = self._policy.reconnect_spread
-        self._arrivals.close(self._all_arrived.set)
+        self.arrivals.close(self._all_arrived.set)
         if is_first:
             await self._notify_everyone()
         host = self._child_host

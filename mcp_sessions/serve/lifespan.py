@@ -10,8 +10,10 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from mcp_sessions.background import Background
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.policy import DEFAULT_GRACE
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.draining import Draining
+from mcp_sessions.serve.stop_signals import StopSignals
 from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
@@ -84,6 +86,8 @@ class Lifespan:
         self._silences = silences
         self._broadcaster = broadcaster
         self._draining, self._availability = draining, draining.availability
+        self._background = Background()
+        self._is_told_to_stop = False
         self._was_entered = False
 
     @asynccontextmanager
@@ -107,13 +111,16 @@ class Lifespan:
             async with self._upstream.lifespan():
                 stop = self._upstream.on_change(self._broadcaster.announce)
                 await self._bus.join(self._handlers)
-                background = Background()
+                background = self._background
                 background.loop("the rounds over expired sessions", self._lifecycle.run)
                 background.loop("the rounds over watched streams", self._bus.run)
                 background.loop("the rounds over silent calls", self._silences.run)
+                signals = StopSignals(self._leave)
+                self._draining.arrivals.on_first = signals.watch
                 try:
                     yield
                 finally:
+                    signals.close()
                     stop()
                     await background.close()
                     await self._broadcaster.close()
@@ -122,3 +129,10 @@ class Lifespan:
         finally:
             self._availability.is_running = False
             await self._store.close()
+
+    def _leave(self) -> None:
+        """Drain while the server of somebody else waits for its responses to end."""
+        if not self._is_told_to_stop:
+            self._is_told_to_stop = True
+            logger.info("draining: the server that runs this application is told to stop")
+            self._background.run("the drain at a signal", self._draining.drain(DEFAULT_GRACE))

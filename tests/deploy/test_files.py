@@ -79,8 +79,8 @@ def test_the_manifests_agree_with_each_other() -> None:
         each.removeprefix("--").split("=") for each in container["args"] if "-delay" in each
     ) | dict(each.removeprefix("--").split("=") for each in container["args"] if "grace" in each)
     waits = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    # docs/deployment.md, "Stopping": 8 s are for what follows the grace.
-    needed = waits + int(seconds["drain-delay"]) + int(seconds["grace"]) + 8
+    # docs/deployment.md, "Stopping": 5 s are for what follows the grace.
+    needed = waits + int(seconds["drain-delay"]) + int(seconds["grace"]) + 5
     assert spec["terminationGracePeriodSeconds"] > needed
     mounts = {each["name"] for each in container["volumeMounts"]}
     assert mounts == {each["name"] for each in spec["volumes"]}

@@ -132,7 +132,7 @@ class RequestRunner:
         for task in list(tasks):
             task.cancel()
         if tasks:
-            await asyncio.wait(list(tasks), timeout=5)
+            await asyncio.wait(list(tasks), timeout=2)
         if self._questions.rounds is not None:
             await self._questions.rounds.close()
         return len(left)

@@ -49,6 +49,9 @@ class Arrivals:
     """
 
     def __init__(self) -> None:
+        self.on_first: Callable[[], None] | None = None
+        """Called once, when the first request comes."""
+
         self.inside: set[object] = set()
         """Those on their way."""
 
@@ -56,6 +59,9 @@ class Arrivals:
 
     def enter(self) -> object | None:
         """Return a token for an arriving request. None: it arrives too late."""
+        if self.on_first is not None:
+            on_first, self.on_first = self.on_first, None
+            on_first()
         if self._on_none is not None:
             return None
         arrival = object()
