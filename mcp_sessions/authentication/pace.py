@@ -7,7 +7,9 @@ Rules, owned by ``tests/authentication/test_pace.py``:
    connection for each answer that it waits for, and connections have a bound.
 3. A good credential never waits.
 4. The log says it at most once a minute.
-5. The server that has the connection knows that an answer waits. It may close the connection, and
+5. An address without a refusal in the last second is not delayed by others: as many again pass in a
+   second.
+6. The server that has the connection knows that an answer waits. It may close the connection, and
    the wait ends.
 """
 
@@ -16,8 +18,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final
+
+from mcp_sessions.core.recent import Recent
 
 logger = logging.getLogger(__name__)
 
@@ -37,17 +41,34 @@ Delays = Callable[[asyncio.Future[None] | None], None]
 _LOG_EVERY: Final = 60.0
 
 
+_ADDRESSES: Final = 10_000
+"""Addresses of refusals that are kept, at most."""
+
+
 class Pace:
     def __init__(self) -> None:
-        self._next_at = self._said_at = -math.inf
+        self._next_at = self._said_at = self._next_spared_at = -math.inf
         self._waited = 0
+        self._refused_at = Recent[Hashable, float](_ADDRESSES)
+        """Address → when it was refused last."""
 
-    async def wait(self, delays: Delays | None = None) -> None:
-        """Return when the refusal may be answered, or its connection is lost."""
+    async def wait(self, delays: Delays | None = None, address: Hashable = None) -> None:
+        """Return when the refusal may be answered, or its connection is lost.
+
+        Args:
+            address: Of the client; None: it is not known.
+        """
         loop = asyncio.get_running_loop()
         now = loop.time()
         # A second without refusals lets that many pass at once.
         at = max(self._next_at, now - 1)
+        if address is not None:
+            was_quiet = now - self._refused_at.get(address, -math.inf) >= 1
+            self._refused_at.keep(address, now)
+            spared_at = max(self._next_spared_at, now - 1)
+            if at > now >= spared_at and was_quiet:
+                self._next_spared_at = spared_at + 1 / RATE
+                return
         self._next_at = min(at + 1 / RATE, now + LONGEST_WAIT)
         if at > now:
             self._say(now)

@@ -24,7 +24,7 @@ from mcp_sessions.core.recent import Recent
 REMEMBERED: Final = 10_000
 """Verified tokens that are kept, at most."""
 
-_UNKNOWN: Final = 100
+_UNKNOWN: Final = 20
 """Tokens of unknown keys that are kept, at most."""
 
 _ALLOWED: Final = frozenset(each for some in ALGORITHMS.values() for each in some)

@@ -50,6 +50,32 @@ async def test_after_a_flood_the_next_one_waits_for_nothing() -> None:
     assert await answered(pace, RATE) == [0] * RATE
 
 
+async def test_a_flood_of_one_address_delays_no_refusal_of_another() -> None:
+    """A client without a token asks so where to get one. It waited for five seconds."""
+    pace, loop = Pace(), asyncio.get_running_loop()
+    flood = [asyncio.create_task(pace.wait(None, "flood")) for _ in range(5_000)]
+    await asyncio.sleep(0.5)
+    begun = loop.time()
+    for number in range(RATE // 2):
+        await pace.wait(None, f"quiet{number}")
+    assert loop.time() == begun
+    await pace.wait(None, "quiet0")
+    assert LONGEST_WAIT - 1 < loop.time() - begun <= LONGEST_WAIT
+    await asyncio.gather(*flood)
+
+
+async def test_a_flood_of_many_addresses_is_delayed_as_well() -> None:
+    pace, loop = Pace(), asyncio.get_running_loop()
+    begun = loop.time()
+
+    async def one(number: int) -> float:
+        await pace.wait(None, number)
+        return loop.time() - begun
+
+    times = await asyncio.gather(*(one(number) for number in range(5_000)))
+    assert sum(time == 0 for time in times) <= 2 * RATE + 2
+
+
 async def test_it_is_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     pace = Pace()

@@ -40,7 +40,7 @@ from mcp_sessions.authentication.credential import (
     Verifier,
 )
 from mcp_sessions.authentication.pace import DELAYS, Pace
-from mcp_sessions.core.client_address import text_of_address
+from mcp_sessions.core.client_address import address_of, text_of_address
 from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.principal import ANONYMOUS, Principal
@@ -285,7 +285,7 @@ class _Door(AuthenticationBackend):
 
     async def _wait(self, scope: Scope) -> None:
         state: dict[str, Any] = scope.get("state") or {}
-        await self._pace.wait(state.get(DELAYS))
+        await self._pace.wait(state.get(DELAYS), address_of(scope))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
