@@ -28,12 +28,13 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_sessions.core.client_address import address_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.turns import Steps
 
@@ -89,8 +90,8 @@ def connection_limits(policies: Sequence[SessionPolicy]) -> ConnectionLimits:
 class Looked:
     """The last look at a connection. Times are on the clock of the event loop."""
 
-    address: str = ""
-    """Of its peer. Empty for a socket of the file system."""
+    address: Hashable = None
+    """Of its peer. None: a socket of the file system."""
 
     received_at: float = 0.0
     """When it last sent something."""
@@ -132,7 +133,7 @@ class OpenConnections:
 
         self._health = frozenset(health)
         self._open: dict[Open, None] = {}
-        self._of_address: Counter[str] = Counter()
+        self._of_address: Counter[Hashable] = Counter()
         self._leaving: set[Open] = set()
         """Those that were closed to make room for others."""
 
@@ -159,7 +160,7 @@ class OpenConnections:
         """Count an accepted connection. If there are too many, close another one."""
         peer = connection.transport.get_extra_info("peername")
         if isinstance(peer, tuple):
-            connection.looked.address = str(cast("tuple[object, ...]", peer)[0])
+            connection.looked.address = address_of({"client": peer})
         self._open[connection] = None
         self._of_address[connection.looked.address] += 1
         sock = connection.transport.get_extra_info("socket")

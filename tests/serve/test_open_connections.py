@@ -10,10 +10,14 @@ import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
 
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.serve.open_connections import Looked, OpenConnections, connection_limits
 from tests.support.hostile import WITHIN, Setup, answer_on, closed_by_peer, hostile
 from tests.support.modern import MODERN, envelope
 from tests.support.serving import INITIALIZE, read_lines
@@ -178,6 +182,23 @@ def test_the_address_with_most_connections_makes_room(tmp_path: Path) -> None:
 
         other.sendall(setup.head("GET /healthz"))
         assert answer_on(other).startswith(b"HTTP/1.1 200")
+
+
+def test_the_addresses_of_one_network_are_one_client() -> None:
+    """Rule 3: with IPv6 one client has every address of its network (/64)."""
+    limits = connection_limits([SessionPolicy(max_connections=3)])
+    table, closed = OpenConnections(limits, ()), list[str]()
+
+    def opens(address: str) -> None:
+        known = {"peername": (address, 4711)}
+        transport = SimpleNamespace(get_extra_info=known.get, abort=lambda: closed.append(address))
+        one: Any = type("One", (), {"waits": staticmethod(lambda: True), "transport": transport})()
+        one.looked = Looked()
+        table.opened(one)
+
+    for address in ("2001:db8:1::1", "2001:db8:2::1", "2001:db8:2::2", "2001:db8:3::1"):
+        opens(address)
+    assert closed == ["2001:db8:2::1"]
 
 
 LATE: dict[str, tuple[Callable[[Setup], bytes], bytes]] = {
