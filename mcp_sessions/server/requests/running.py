@@ -386,20 +386,26 @@ class RunningRequest:
         return any(waiter.inbound.channel.is_open for waiter in self.waiters)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
+        if method == method_names.PROGRESS and params is not None and self._is_own(params):
+            # A repetition has a token of its own, and gets what was reported before (KEY21).
+            await self.report({name: params[name] for name in params if name != "progressToken"})
+            return
         if self._call.instead:
             params = restored(params, self._call.instead)
         if self._held is not None and (newest := self._newest) is not None:
             await newest.notify(method, params)
         elif not self.done:
-            if method == method_names.PROGRESS and params is not None:
-                self.reported = self.reported or Progress()
-                params = self.reported.reported(params)
             inbound = self.waiters[-1].inbound
             await inbound.channel.emit(inbound.notification(method, params))
         elif method not in (method_names.PROGRESS, method_names.CANCELLED):
             # The request's way back is gone with its answer. Messages that are not for this
             # request alone still reach the client.
             await self._standalone().notify(method, params)
+
+    def _is_own(self, params: Mapping[str, Any]) -> bool:
+        """Whether a handler's notification is this request's progress: FastMCP sends it so."""
+        token = params.get("progressToken")
+        return token is not None and token == self.request.token
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         reported = (("progress", progress), ("total", total), ("message", message))
@@ -416,8 +422,14 @@ class RunningRequest:
 
     async def _report_to(self, waiter: Call, params: Mapping[str, Any]) -> None:
         token = waiter.request.token
-        if token is not None and not self.done:
-            await self.notify(method_names.PROGRESS, {"progressToken": token, **params})
+        if token is None or self.done:
+            return
+        if self._call.instead:
+            params = restored(params, self._call.instead)
+        self.reported = self.reported or Progress()
+        inbound = self.waiters[-1].inbound
+        params = self.reported.reported({"progressToken": token, **params})
+        await inbound.channel.emit(inbound.notification(method_names.PROGRESS, params))
 
     async def still_runs(self, token: RequestId) -> None:
         if not self.done:
