@@ -10,6 +10,7 @@ from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.ids import GET_STREAM
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.cluster.bus import ClusterBus
@@ -169,13 +170,14 @@ def delivery_of(
         PendingWrites(),
         PendingQuestions(bus.process if bus.is_shared else None, rounds),
     )
-    streams = partial(StreamLog, store, clock)
+    streams = partial(StreamLog, store, clock, pending_writes)
 
     def new_connection(record: SessionRecord, peer: Peer) -> StoredConnection:
         primes = primes_streams(peer.protocol_version)
         responses = ResponseStreams(record.session_id, streams, policy, primes=primes)
         transport = HttpTransport(responses, policy, bus.is_shared)
-        return StoredConnection(record, peer, transport, store=store, clock=clock, bus=bus)
+        log = streams(record.session_id, GET_STREAM)
+        return StoredConnection(record, peer, transport, log, store=store, clock=clock, bus=bus)
 
     connections = ConnectionRegistry(environment, new_connection)
     attachments = Attachments(
@@ -188,6 +190,7 @@ def delivery_of(
         attachments,
         questions=questions,
         remote_questions=remote_questions,
+        streams=streams,
     )
     hidden_updates = HiddenUpdates(store, connections, visibility)
     broadcaster = ChangeBroadcaster(

@@ -86,6 +86,13 @@ class Draft:
     origin: SessionId | None = None
     """On a connection's stream: the session whose event this is."""
 
+    name: str | None = None
+    """Names it among all events of its log: visible ASCII. None: it is appended once at most."""
+
+    since: float | None = None
+    """When a call that ended in ``StoreUnavailable`` appended it first, in seconds since 1970: the
+    log may have it. None: no call did."""
+
     def encode(self, event_id: SessionEventId) -> bytes:
         return self.before if self.after is None else self.before + event_id.encode() + self.after
 
@@ -122,6 +129,8 @@ class EventLog:
     _floor: int = field(init=False, default=0)
     _evicted: int = field(init=False, default=0)
     _oldest: int = field(init=False, default=1)
+    _names: dict[int, str] | None = field(init=False, default=None)
+    """Of the events that have one."""
 
     def __len__(self) -> int:
         return len(self._events)
@@ -137,14 +146,25 @@ class EventLog:
         return Position(self.log_epoch, self._floor)
 
     def would_replace(self, draft: Draft) -> bool:
-        return draft.key is not None and (draft.origin, draft.key) in (self._by_key or ())
+        is_new = draft.since is None or self._stored(draft) is None
+        return is_new and (draft.origin, draft.key) in (self._by_key or ())
+
+    def _stored(self, draft: Draft) -> LoggedEvent | None:
+        """Return the event that a call before made of a draft, if its answer was lost."""
+        names = self._names or {}
+        numbers = (number for number in reversed(names) if names[number] == draft.name)
+        return next((self._events[number] for number in numbers), None)
 
     def append(self, draft: Draft, *, now: float) -> LoggedEvent:
-        """Store ``draft`` as the newest event and return it.
+        """Store ``draft`` as the newest event, unless the log has it (:attr:`Draft.since`), and
+        return it.
 
         Raises:
             OverflowError: The log has issued 10**12 - 1 ids; ids would lose their order.
         """
+        known = self._stored(draft) if draft.since is not None else None
+        if known is not None:
+            return known
         number = self._head + 1
         if number > _LAST_NUMBER:
             raise OverflowError("this event log has issued its last id")
@@ -158,7 +178,13 @@ class EventLog:
             replaced = self._by_key.get(key)
             if replaced is not None:
                 self.size -= len(self._events.pop(replaced).payload)
+                if self._names is not None:
+                    self._names.pop(replaced, None)
             self._by_key[key] = number
+        if draft.name is not None:
+            if self._names is None:
+                self._names = {}
+            self._names[number] = draft.name
         self._events[number] = event
         self.size += len(payload)
         self._head = number
@@ -226,7 +252,7 @@ class EventLog:
         """Remove every event, as if space had taken it."""
         if self._events:
             self._evicted = self._floor = self._head
-            self._events, self._by_key, self.size = {}, None, 0
+            self._events, self._by_key, self._names, self.size = {}, None, None, 0
             self._oldest = self._head + 1
 
     def drop_origin(self, origin: SessionId) -> int:
@@ -266,6 +292,8 @@ class EventLog:
     def _forget(self, number: int) -> None:
         event = self._events.pop(number)
         self.size -= len(event.payload)
+        if self._names is not None:
+            self._names.pop(number, None)
         by_key = self._by_key
         if by_key is not None and event.key is not None and by_key.get(event.key) == number:
             del by_key[event.key]

@@ -237,7 +237,9 @@ class SessionStore(Ends, Protocol):
         """Store ``draft`` as the newest event of a stream; make the stream if it is new.
 
         The id comes from the stream's own counter, in the same step, so that two processes
-        can neither repeat nor skip one (EVT7).
+        can neither repeat nor skip one (EVT7). If the draft says that a call before ended in
+        ``StoreUnavailable`` (:attr:`Draft.since`), and the stream has the event of its name, that
+        one is the answer, and nothing is stored.
 
         Returns:
             None if the session is unknown, ended or expired. A late append never brings it

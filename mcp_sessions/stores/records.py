@@ -7,7 +7,7 @@ Code that needs a session's fields imports this module. Code that calls a store 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -181,10 +181,13 @@ class ServerChange:
     bare: Draft
     """The event for the GET stream of a transport-mode session."""
 
-    def draft_for(self, mode: Mode, session_id: SessionId) -> tuple[StreamName, Draft]:
-        if mode is Mode.TRANSPORT:
-            return GET_STREAM, self.bare
-        return EVENTS, self.event.draft(session_id)
+    def draft_for(
+        self, mode: Mode, session_id: SessionId, *, again: bool = False
+    ) -> tuple[StreamName, Draft]:
+        is_bare = mode is Mode.TRANSPORT
+        draft = replace(self.bare) if is_bare else self.event.draft(session_id)
+        draft.name, draft.since = self.id, self.at if again else None
+        return GET_STREAM if is_bare else EVENTS, draft
 
     @property
     def size(self) -> int:

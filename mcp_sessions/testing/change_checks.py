@@ -110,6 +110,26 @@ async def a_change_is_stored_as_any_event_is(make: MakeStore) -> None:
         assert (await sessions[0].append()).event.number == 3
 
 
+async def a_change_whose_answer_was_lost_is_stored_once(make: MakeStore) -> None:
+    """A session that has it does not get it again. It is in the answer all the same."""
+    async with opened(make) as store:
+        sessions = [await new_session(store) for _ in range(2)]
+        sessions.append(await new_session(store, mode=Mode.TRANSPORT))
+        ids = [each.id for each in sessions]
+        change = change_of(listed="tools")
+        first = await store.append_change([ids[0], ids[2]], change, now=NOW)
+        for session in sessions:
+            stream = GET_STREAM if session.id == ids[2] else EVENTS
+            await session.append(stream=stream)
+        again = await store.append_change(ids, change, now=NOW + 1, again=True)
+        assert [each.session_id for each in again] == ids
+        assert [again[0].event.event_id, again[2].event.event_id] == [
+            each.event.event_id for each in first
+        ]
+        assert await sessions[0].kept() == [1, 2] == await sessions[2].kept(GET_STREAM)
+        assert await sessions[1].kept() == [1, 2]
+
+
 async def a_large_audience_is_found_page_by_page(make: MakeStore) -> None:
     """A session that exists from the first page to the last is in one, whatever others do."""
     async with opened(make) as store:
@@ -165,6 +185,7 @@ async def _position(store: SessionStore, session_id: SessionId) -> Position:
 CHECKS: Sequence[Check] = (
     who_is_entitled_to_a_change_is_reported,
     a_change_is_stored_as_any_event_is,
+    a_change_whose_answer_was_lost_is_stored_once,
     a_large_audience_is_found_page_by_page,
     events_made_anew_refuse_every_position,
 )

@@ -19,7 +19,7 @@ from mcp_sessions.ids import (
     SessionId,
 )
 from mcp_sessions.stores.record_changes import RenewEvents
-from mcp_sessions.stores.records import Relayed, StreamHead
+from mcp_sessions.stores.records import Attachment, Relayed, StreamHead
 from mcp_sessions.testing.parts import (
     HERE,
     NO_STREAM,
@@ -125,6 +125,33 @@ async def a_newer_event_replaces_the_older_one_of_its_key(make: MakeStore) -> No
         for origin in (SessionId("one"), SessionId("two"), None, SessionId("one")):
             await session.append(Draft(b"{}", key="a", origin=origin), stream=GET_STREAM)
         assert await session.kept(GET_STREAM) == [2, 3, 4]
+
+
+async def an_event_whose_answer_was_lost_is_stored_once(make: MakeStore) -> None:
+    """The writer repeats it under its name. Other events may have been stored meanwhile."""
+    async with opened(make) as store:
+        session, other = await new_session(store), await new_session(store)
+        for stream in (EVENTS, POST_STREAM):
+            first = await session.append(Draft(b'{"id":"', b'"}', "key", name="w.1"), stream=stream)
+            for name in ("w.2", None, "w.11"):
+                await session.append(Draft(b"{}", name=name), stream=stream)
+            again = Draft(b'{"id":"', b'"}', "key", name="w.1", since=NOW)
+            repeated = await session.append(again, now=NOW + 9, stream=stream)
+            assert (repeated.event.event_id, repeated.event.payload) == (
+                first.event.event_id,
+                first.event.payload,
+            )
+            assert not repeated.replaced
+            assert await session.kept(stream) == [1, 2, 3, 4]
+            # The first call had no effect.
+            late = await session.append(Draft(b"{}", name="w.3", since=NOW), stream=stream)
+            assert late.event.number == 5
+        assert (await other.append(Draft(b"{}", name="w.1", since=NOW))).event.number == 1
+        # It says who is attached now.
+        attached = await session.attach(HERE)
+        repeated = await session.append(Draft(b"{}", name="w.3", since=NOW))
+        assert repeated.attachment == Attachment(HERE, attached.fencing_epoch)
+        assert (await session.append(Draft(b"{}", name="w.3"))).event.number == 6
 
 
 async def streams_and_sessions_never_cross(make: MakeStore) -> None:
@@ -270,6 +297,7 @@ CHECKS: Sequence[Check] = (
     a_replay_is_whole_or_refused_with_its_reason,
     the_window_is_bounded_in_events_bytes_and_age,
     a_newer_event_replaces_the_older_one_of_its_key,
+    an_event_whose_answer_was_lost_is_stored_once,
     streams_and_sessions_never_cross,
     a_stream_made_anew_refuses_the_positions_of_the_old_one,
     one_sessions_events_can_be_taken_off_a_connections_stream,

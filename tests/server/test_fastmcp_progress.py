@@ -40,7 +40,7 @@ class Steps:
 
     async def reaches(self, step: int) -> None:
         while self.at < step:
-            await asyncio.sleep(0)
+            await cycles(1)
 
 
 def reported(reply: Reply, token: str) -> list[int]:

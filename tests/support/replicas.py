@@ -67,7 +67,6 @@ class Backplane:
         self.held: dict[SessionId, str] = {}
         """Who has what a session keeps in one process."""
 
-        self.notified: dict[str, dict[SessionId, AppendedChange]] = {}
         """Change → who has it."""
 
         self._is_open = False
@@ -271,13 +270,12 @@ class SharedStore:
     async def _append_change(
         self, session_ids: Sequence[SessionId], change: ServerChange, *, now: float, again: bool
     ) -> list[AppendedChange]:
-        """Its answer may have been lost: who has a change is known, as Redis knows it."""
-        known = self.backplane.notified.setdefault(change.id, {})
-        new = [each for each in session_ids if not (again and each in known)]
-        for each in await self.backplane.memory.append_change(new, change, now=now):
-            known[each.session_id] = each
+        changes = await self.backplane.memory.append_change(
+            session_ids, change, now=now, again=again
+        )
+        for each in changes:
             self.backplane.publish((each.session_id, each.stream), each.event, each.attachment)
-        return [known[each] for each in session_ids if each in known]
+        return list(changes)
 
     async def _relay(self, connection: SessionId, *args: Any, **kwargs: Any) -> Relayed:
         relayed = await self.backplane.memory.relay(connection, *args, **kwargs)

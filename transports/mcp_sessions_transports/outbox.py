@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from mcp_sessions import metrics
-from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import Position, SessionEventId, SessionId, position_of
 from mcp_sessions.policy import SessionPolicy
@@ -339,6 +339,19 @@ class LogFeed:
             self._outbox.wake()
         else:
             self._push(event)
+
+    def foresee(self, drafts: Sequence[Draft]) -> None:
+        """Send events that will be appended, and end the stream. The log has one writer, so their
+        ids are known.
+        """
+        for draft in drafts:
+            if self._behind:
+                # The log knows best, when it has them.
+                return
+            number = self._number + 1
+            event_id = Position(self._log_epoch, number).event_id()
+            event = LoggedEvent(event_id, number, draft.encode(event_id), 0.0, None, draft.origin)
+            self.offer(event, final=draft is drafts[-1])
 
     def take(self, events: Sequence[LoggedEvent], head: SessionEventId) -> None:
         """Send what was read from the log as a whole, up to its head then. It is called first."""

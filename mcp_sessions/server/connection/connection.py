@@ -7,7 +7,7 @@ cannot be pushed to. A *request channel* is the way back for one request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -36,6 +36,10 @@ from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Pe
 
 DEFAULT_VERSION = "2025-03-26"
 """The version of a client that names none (2025-11-25, transports)."""
+
+
+Unless = Callable[[], Awaitable[bool]]
+"""Whether a message is not for its client. May raise ``StoreUnavailable``: it is asked again."""
 
 
 def _do_nothing() -> None: ...
@@ -182,9 +186,15 @@ class ClientConnection:
     def check_position(self, session_id: SessionId, head: Position | None) -> None:
         self.transport.check_position(session_id, head)
 
-    async def send(self, draft: Draft) -> None:
-        """Hand over a message that is no session event. Never waits for the peer."""
-        self.transport.send(draft)
+    async def send(self, draft: Draft, unless: Unless | None = None) -> None:
+        """Hand over a message that is no session event. Never waits for the peer.
+
+        Args:
+            draft: The message.
+            unless: Says that it is not to be sent.
+        """
+        if unless is None or not await unless():
+            self.transport.send(draft)
 
     @property
     def knows_extension(self) -> bool:

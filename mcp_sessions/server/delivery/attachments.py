@@ -14,6 +14,7 @@ from functools import partial
 
 from mcp_sessions import metrics
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Detached, Refusal, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
@@ -31,6 +32,7 @@ from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
+from mcp_sessions.stores.record_changes import RenewEvents
 from mcp_sessions.stores.records import Attached, Attachment
 
 logger = logging.getLogger(__name__)
@@ -271,6 +273,15 @@ class Attachments:
         """
         async with self.session_lock(session_id):
             await self.displace_locked(session_id, reason)
+
+    async def renew_locked(self, session_id: SessionId) -> None:
+        """Replace a session's event log after a loss; an attached client must resume."""
+        record = await self._store.load(session_id, now=0)
+        if record is None or record.mode is not Mode.PROTOCOL:
+            return
+        await self._store.change(session_id, RenewEvents())
+        if record.attachment is not None:
+            await self.displace_locked(session_id, Detached.EVICTED)
 
     async def displace_locked(self, session_id: SessionId, reason: Detached) -> None:
         record = await self._store.load(session_id, now=0)

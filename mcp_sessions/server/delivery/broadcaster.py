@@ -28,8 +28,7 @@ from mcp_sessions.core.coalescing import coalescing_key
 from mcp_sessions.core.messages import notification_message, plain_draft
 from mcp_sessions.core.named import updated_uri
 from mcp_sessions.core.recent import Recent
-from mcp_sessions.core.states import Mode
-from mcp_sessions.errors import Detached, StoreUnavailable
+from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.replica_messages import ChangedOutside, ServerChanged
@@ -40,8 +39,6 @@ from mcp_sessions.server.delivery.hidden_updates import HiddenUpdates
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.waiting_changes import WaitingChange, WaitingChanges, note
 from mcp_sessions.stores.contract import CHANGES_AT_ONCE
-from mcp_sessions.stores.record_changes import RenewEvents
-from mcp_sessions.stores.records import AppendedChange
 
 logger = logging.getLogger(__name__)
 
@@ -177,9 +174,6 @@ class ChangeBroadcaster:
         if not waiting.is_sent_sessionless:
             waiting.is_sent_sessionless = True
             await self.notify_sessionless(waiting.method, waiting.params)
-        if waiting.undelivered:
-            left, waiting.undelivered = waiting.undelivered, []
-            await self._hand_over(waiting, left)
         failed: StoreUnavailable | None = None
         cursor = None
         while True:
@@ -268,7 +262,7 @@ class ChangeBroadcaster:
         """Notify a few sessions. The stored event is handed over before anything else.
 
         Raises:
-            StoreUnavailable: They are not notified, or their connections may not have it.
+            StoreUnavailable: They are not notified.
         """
         session_ids = [each for each in session_ids if each not in waiting.done]
         hidden_updates = self._hidden_updates
@@ -297,26 +291,10 @@ class ChangeBroadcaster:
             waiting.unsure.difference_update(session_ids)
             waiting.done.update(session_ids)
             self._waiting.answered()
-            undelivered = await self._publisher.hand_over(changes)
+            await self._publisher.hand_over(changes)
         finally:
             for lock in held:
                 lock.release()
-        if undelivered:
-            waiting.undelivered += undelivered
-            raise StoreUnavailable("the store did not answer while an event was delivered")
-
-    async def _hand_over(self, waiting: WaitingChange, changes: Sequence[AppendedChange]) -> None:
-        """Send again what connections may not have.
-
-        Raises:
-            StoreUnavailable: They still may not.
-        """
-        for each in changes:
-            async with self._attachments.session_lock(each.session_id):
-                # A connection that attached since got it with the replay.
-                waiting.undelivered += await self._publisher.hand_over([each])
-        if waiting.undelivered:
-            raise StoreUnavailable("the store did not answer while an event was delivered")
 
     async def _renew_everyone(self) -> None:
         """Replace every session's event log after an unknown loss; attached clients must resume.
@@ -334,7 +312,8 @@ class ChangeBroadcaster:
                 for session_id in page.session_ids:
                     begun = loop.time()
                     if session_id not in self._renewed:
-                        await self._renew(session_id)
+                        async with self._attachments.session_lock(session_id):
+                            await self._attachments.renew_locked(session_id)
                         self._renewed.add(session_id)
                         await asyncio.sleep(loop.time() - begun)
                 cursor = page.following
@@ -344,15 +323,6 @@ class ChangeBroadcaster:
             self._waiting.renewal_failed()
             raise
         self._renewed.clear()
-
-    async def _renew(self, session_id: SessionId) -> None:
-        async with self._attachments.session_lock(session_id):
-            record = await self._store.load(session_id, now=0)
-            if record is None or record.mode is not Mode.PROTOCOL:
-                return
-            await self._store.change(session_id, RenewEvents())
-            if record.attachment is not None:
-                await self._attachments.displace_locked(session_id, Detached.EVICTED)
 
     async def notify_sessionless(self, method: str, params: Mapping[str, Any] | None) -> None:
         audience = self._sessionless_audience(method, params)

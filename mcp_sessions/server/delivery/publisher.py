@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mcp_sessions import metrics
@@ -17,15 +18,17 @@ from mcp_sessions.core.coalescing import coalescing_key
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
 from mcp_sessions.errors import Detached, StoreUnavailable
-from mcp_sessions.ids import GET_STREAM, ConnectionId, SessionId, process_of
+from mcp_sessions.ids import EVENTS, GET_STREAM, ConnectionId, SessionId, process_of
 from mcp_sessions.server.cluster.environment import Environment
-from mcp_sessions.server.connection.connection import ClientConnection
+from mcp_sessions.server.connection.connection import ClientConnection, Unless
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
+from mcp_sessions.server.delivery.pending_writes import Instead
 from mcp_sessions.server.delivery.questions import PendingQuestion, PendingQuestions, may_ask
 from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
 from mcp_sessions.server.delivery.stored_connection import StreamRelay
-from mcp_sessions.stores.records import AppendedChange, Attachment
+from mcp_sessions.server.delivery.streams import StreamLog, Streams
+from mcp_sessions.stores.records import Appended, AppendedChange, Attachment
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,7 @@ class Publisher:
         *,
         questions: PendingQuestions,
         remote_questions: RemoteQuestions,
+        streams: Streams,
     ) -> None:
         self._store, self._policy, self._clock = (
             environment.store,
@@ -47,6 +51,7 @@ class Publisher:
         )
         self._connections, self._attachments = connections, attachments
         self._questions, self._remote_questions = questions, remote_questions
+        self._streams = streams
 
     async def publish(
         self,
@@ -55,10 +60,13 @@ class Publisher:
         params: Mapping[str, Any] | None,
         *,
         wait: bool = False,
+        unless: Unless | None = None,
     ) -> bool:
-        """Store an event of a session and hand it to the attached connection, if any.
+        """Store an event of a session and hand it to the attached connection, if any. If the store
+        is away, the event waits for it.
 
         Args:
+            unless: Says that the event is not for its client.
             wait: Wait for room at the connection: for the session's own handlers, so that
                 they cannot outrun their client.
 
@@ -66,38 +74,41 @@ class Publisher:
             False if the session has ended; then nothing was stored.
         """
         key = coalescing_key(method, params, self._policy.coalescing)
-        return await self.publish_template(
-            session_id, EventTemplate(method, params, key), wait=wait
-        )
+        draft = EventTemplate(method, params, key).draft(session_id)
+        connection: ClientConnection | None = None
+        has_ended = False
 
-    async def publish_template(
-        self, session_id: SessionId, template: EventTemplate, *, wait: bool = False
-    ) -> bool:
-        connection = None
-        async with self._attachments.session_lock(session_id):
-            appended = await self._store.append(
-                session_id, template.draft(session_id), now=self._clock()
-            )
+        async def hand_over(appended: Appended | None) -> None:
+            nonlocal connection, has_ended
+            has_ended = appended is None
             if appended is None:
-                return False
+                return
             if appended.replaced:
                 metrics.coalesced()
             if appended.attachment is not None:
                 connection = self._connections.local(appended.attachment.connection_id)
                 await self._hand_over(session_id, appended.event, appended.attachment)
+
+        lose = self._lose(session_id)
+        await self._log(session_id).append(draft, hand_over, lost=lose, unless=unless)
         if wait and connection is not None:
             await connection.transport.drain()
         elif wait:
             # A handler that only emits must let others run.
             await asyncio.sleep(0)
-        return True
+        return not has_ended
 
-    async def hand_over(self, changes: Sequence[AppendedChange]) -> list[AppendedChange]:
-        """Hand a change over wherever its sessions are attached; the caller has their locks.
+    def _log(self, session_id: SessionId) -> StreamLog:
+        return self._streams(
+            session_id, EVENTS, partial(self._attachments.session_lock, session_id)
+        )
 
-        Returns:
-            Those for which the store did not answer: it is unknown whether their connections
-            have it. To hand it over again gives it to nobody twice.
+    def _lose(self, session_id: SessionId) -> Instead:
+        return lambda: partial(self._attachments.renew_locked, session_id)
+
+    async def hand_over(self, changes: Sequence[AppendedChange]) -> None:
+        """Hand a change over wherever its sessions are attached; the caller has their locks. If
+        the store does not answer, it is handed over again later: nobody gets it twice.
         """
         attached: dict[ConnectionId, list[AppendedChange]] = {}
         for each in changes:
@@ -109,26 +120,24 @@ class Publisher:
                     connection.appended(each.session_id, each.event, None)
             elif each.attachment is not None:
                 attached.setdefault(each.attachment.connection_id, []).append(each)
-        if not attached:
-            return []
-        # One connection after the other would be one round trip after the other.
-        left = await asyncio.gather(*(self._hand_over_all(some) for some in attached.values()))
-        return [each for some in left for each in some]
+        if attached:
+            # One connection after the other would be one round trip after the other.
+            await asyncio.gather(*(self._hand_over_all(some) for some in attached.values()))
 
-    async def _hand_over_all(self, changes: Sequence[AppendedChange]) -> Sequence[AppendedChange]:
-        for at, (session_id, _, event, attachment, _) in enumerate(changes):
+    async def _hand_over_all(self, changes: Sequence[AppendedChange]) -> None:
+        for session_id, _, event, attachment, _ in changes:
             if attachment is None:
                 continue
             try:
                 await self._hand_over(session_id, event, attachment)
             except StoreUnavailable:
-                return changes[at:]
+                step = partial(self._hand_over, session_id, event, attachment)
+                self._log(session_id).later(step, lost=self._lose(session_id))
             except Exception:
                 # The boundary between connections: what is wrong with one is nothing to others.
                 logger.exception("an event could not be delivered")
             # A store in this process answers at once, and others are served in between.
             await give_way()
-        return ()
 
     async def _hand_over(
         self, session_id: SessionId, event: LoggedEvent, attachment: Attachment
@@ -155,9 +164,10 @@ class Publisher:
         params: Mapping[str, Any] | None,
         *,
         wait: bool = False,
+        unless: Unless | None = None,
     ) -> None:
         key = coalescing_key(method, params, self._policy.coalescing)
-        await connection.send(plain_draft(notification_message(method, params), key))
+        await connection.send(plain_draft(notification_message(method, params), key), unless)
         if wait:
             await connection.transport.drain()
 
@@ -167,13 +177,18 @@ class Publisher:
 
     async def push(self, session_id: SessionId, message: bytes, question: PendingQuestion) -> None:
         """Send a request of ours, or its withdrawal, to a session's client. If the session is not
-        attached, it waits.
+        attached, it waits. If the store is away, it waits for the store.
 
         Args:
             session_id: The session.
             message: Encoded.
             question: The request of ours that it is of.
         """
+        step = partial(self._push, session_id, message, question)
+        lose = self._lose(session_id)
+        await self._log(session_id).then(step, size=len(message), lost=lose, overlaps=True)
+
+    async def _push(self, session_id: SessionId, message: bytes, question: PendingQuestion) -> None:
         # Its handler is running, so it lives, whatever its idle deadline says.
         record = await self._store.load(session_id, now=0)
         attachment = record.attachment if record is not None else None

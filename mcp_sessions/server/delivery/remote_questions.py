@@ -48,6 +48,9 @@ class RemoteQuestions:
     ) -> None:
         """Send a question, or its withdrawal, to the process that has the session's connection. If
         the session is not attached there, the question is sent again where it is attached next.
+
+        Raises:
+            StoreUnavailable: Unknown whether it was sent. A repeat is harmless.
         """
         home = process_of(attachment.connection_id)
         if home is None:
@@ -60,7 +63,7 @@ class RemoteQuestions:
             id=question.id,
             method=question.asked.method,
         )
-        await self._relay.try_notify(home, asked)
+        await self._relay.notify(home, asked)
 
     # --- where it is answered -------------------------------------------------------------------
 

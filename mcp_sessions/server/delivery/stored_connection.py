@@ -31,10 +31,19 @@ from mcp_sessions.ids import (
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.replica_messages import GetStreamOpened
 from mcp_sessions.server.connection.binding import ReadEvents, Transport
-from mcp_sessions.server.connection.connection import ClientConnection
+from mcp_sessions.server.connection.connection import ClientConnection, Unless
+from mcp_sessions.server.delivery.pending_writes import PendingWrite
+from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.record_changes import SetCurrent, SetStreamOpened
-from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
+from mcp_sessions.stores.records import (
+    Appended,
+    Attached,
+    Attachment,
+    CurrentSession,
+    Peer,
+    SessionRecord,
+)
 
 _SAME_MOMENT = 1.0
 """Seconds; longer than a message between two processes takes."""
@@ -129,6 +138,7 @@ class StoredConnection(ClientConnection):
         "_opened",
         "_opened_at_replica",
         "_is_first_due",
+        "_log",
         "_sent",
         "_store",
         "_stream",
@@ -141,6 +151,7 @@ class StoredConnection(ClientConnection):
         record: SessionRecord,
         peer: Peer,
         transport: Transport,
+        log: StreamLog,
         *,
         store: SessionStore,
         clock: Callable[[], float],
@@ -151,6 +162,7 @@ class StoredConnection(ClientConnection):
         super().__init__(
             connection_id, "http", record.principal, peer, transport, record.session_id
         )
+        self._log = log
         self._store = store
         self._clock = clock
         self._bus = bus
@@ -227,17 +239,22 @@ class StoredConnection(ClientConnection):
     ) -> None:
         self.transport.offer(self.session_id, event)
 
-    async def send(self, draft: Draft) -> None:
-        """Send a message. It waits for the GET stream to open."""
-        try:
-            appended = await self._store.append(
-                self.session_id, draft, now=self._clock(), stream=GET_STREAM
-            )
-        except StoreUnavailable:
-            self._read_again()
-            raise
+    async def send(self, draft: Draft, unless: Unless | None = None) -> None:
+        """Send a message. It waits for the GET stream to open, and for the store."""
+        await self._log.append(draft, self._sent_by_us, lost=self._lose, unless=unless)
+
+    async def _sent_by_us(self, appended: Appended | None) -> None:
         if appended is not None:
             self.transport.offer(self.session_id, appended.event)
+
+    def _lose(self) -> PendingWrite:
+        """Begin the log anew: its client comes back, and gets messages to read everything again."""
+
+        async def begin_anew() -> None:
+            await self._log.drop()
+            self._read_again()
+
+        return begin_anew
 
     async def withdraw(
         self,

@@ -29,7 +29,7 @@ from mcp_sessions.core.named import updated_uri
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.stores.records import AppendedChange, ServerChange
+from mcp_sessions.stores.records import ServerChange
 
 logger = logging.getLogger(__name__)
 
@@ -124,9 +124,6 @@ class WaitingChange:
 
     busy: list[SessionId] = field(init=False, default_factory=list[SessionId])
     """Those that were in the middle of something when it was their turn."""
-
-    undelivered: list[AppendedChange] = field(init=False, default_factory=list[AppendedChange])
-    """Those that have it, and whose connections may not."""
 
     def settle(self, outcome: ChangeOutcome) -> None:
         if not self.outcome.done():

@@ -249,7 +249,8 @@ class SessionHandle:
                 newest = conflict.newest
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send the session's client a notification: a session event, replayed if missed.
+        """Send the session's client a notification: a session event, replayed if missed. If the
+        store is away, the event waits for it.
 
         If the client did not start the session, the notification goes to the request's connection,
         in the form that the client's own SDK expects. Over HTTP it waits for the GET stream. The
@@ -263,7 +264,6 @@ class SessionHandle:
         Raises:
             SessionNotFound: The session has ended; nothing was stored. It is not raised for a
                 connection's session: its client is gone.
-            StoreUnavailable: Unknown whether it was stored.
             ConfigurationError: The layer has no store, so there are no events.
         """
         await noted(self._notify(method, params))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from mcp_sessions.core.messages import error_body, error_outcome, result_outcome, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionsError, StoreUnavailable
@@ -17,9 +17,6 @@ logger = logging.getLogger(__name__)
 
 NOT_JSON = (TypeError, ValueError, RecursionError)
 """Exceptions of JSON writers for a value that they cannot write."""
-
-MOST_PENDING: Final = 16_777_216
-"""Bytes of outcomes that wait for a store that is away; of later ones only the end is kept."""
 
 Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
 """Adds a session's ``_meta`` to a result."""
@@ -41,11 +38,13 @@ class Outcomes:
     ) -> None:
         """Store the outcome of a request's key, now or when the store is back."""
         kept = _encoded(outcome, method)
-        size = len(kept) if kept is not None else 0
-        if size and self._pending_writes.size + size > MOST_PENDING:
-            kept, size = None, 0
-        finish = partial(self._store.finish_request, session_id, key, kept, now=self.clock())
-        await self._pending_writes.settle({_finish(session_id, key): finish}, size=size)
+        finish = partial(self._store.finish_request, session_id, key, now=self.clock())
+        await self._pending_writes.settle(
+            {_finish(session_id, key): partial(finish, kept)},
+            owner=session_id,
+            size=len(kept) if kept is not None else 0,
+            lost=lambda: partial(finish, None),
+        )
 
     async def flush(self, session_id: SessionId, key: RequestKey) -> bool:
         """Store an outcome that waits for the store; False: none waits.

@@ -69,7 +69,7 @@ class EventsInMemory(Tables):
                 carries=bool(record.client.carried),
             ):
                 continue
-            stream, draft = change.draft_for(record.mode, session_id)
+            stream, draft = change.draft_for(record.mode, session_id, again=again)
             log = self._stream(session, stream)
             replaced = log.would_replace(draft)
             event = log.append(draft, now=now)

@@ -54,7 +54,9 @@ class EventsInRedis(Lists):
             draft.after,
             encoded(draft.key) if draft.key is not None else None,
             draft.origin,
+            draft.name,
         )
+        since = await self._clock.at(draft.since) if draft.since is not None else None
         answer = await self._on(
             session_id,
             scripts.APPEND,
@@ -65,6 +67,7 @@ class EventsInRedis(Lists):
             draft.before,
             *(value if value is not None else b"" for value in optional),
             "".join("0" if value is None else "1" for value in optional),
+            repr(since) if since is not None else "",
         )
         if answer is None:
             return None

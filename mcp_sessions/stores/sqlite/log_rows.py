@@ -102,9 +102,25 @@ _AT_ONCE = 16
 """Response streams that the first event of another one gives back the room of."""
 
 
+def stored(tx: Transaction, log: LogRow, draft: Draft) -> LoggedEvent | None:
+    """Return the event that a call before made of a draft, if its answer was lost."""
+    if draft.since is None:
+        return None
+    row = tx.execute(
+        "SELECT number, at, key, origin, payload FROM events WHERE log = ? AND name = ?"
+        " ORDER BY number DESC LIMIT 1",
+        (log.log, draft.name),
+    ).fetchone()
+    return _event(log.log_epoch, *row) if row is not None else None
+
+
 def append(
     tx: Transaction, log: LogRow, draft: Draft, window: Window, *, now: float
 ) -> tuple[LoggedEvent, bool]:
+    """Append an event, unless the log has it; and say whether an older one is gone for it."""
+    known = stored(tx, log, draft)
+    if known is not None:
+        return known, False
     number = log.head + 1
     if number > _LAST_NUMBER:
         raise OverflowError("this event log has issued its last id")
@@ -120,8 +136,9 @@ def append(
         if replaced is not None:
             _forget(tx, log, *replaced)
     tx.execute(
-        "INSERT INTO events (log, number, at, key, origin, payload) VALUES (?, ?, ?, ?, ?, ?)",
-        (log.log, number, now, key, draft.origin, payload),
+        "INSERT INTO events (log, number, at, key, origin, payload, name)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (log.log, number, now, key, draft.origin, payload, draft.name),
     )
     log.events += 1
     log.bytes += len(payload)

@@ -142,6 +142,10 @@ MIGRATIONS: Sequence[str] = (
     UPDATE sessions SET mode = CASE mode
         WHEN 'conversation' THEN 'agent' WHEN 'bound' THEN 'conversation' ELSE mode END;
     """,
+    # 6 to 7: a writer that got no answer finds what it wrote.
+    """
+    ALTER TABLE events ADD COLUMN name TEXT;
+    """,
 )
 """The steps from version N of a file to N + 1. A released entry never changes."""
 

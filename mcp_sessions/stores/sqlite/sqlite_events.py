@@ -67,7 +67,6 @@ class EventsInFile(ServedFile):
         now: float,
         again: bool = False,
     ) -> Sequence[AppendedChange]:
-        """Store the change for these sessions. A call that fails stores nothing."""
         uri = text_bytes(change.uri) if change.uri is not None else None
         marks = ",".join("?" * len(session_ids))
 
@@ -82,7 +81,7 @@ class EventsInFile(ServedFile):
             ).fetchall()
             found = {row[0]: row for row in rows}
             changes = [
-                self._append_change(tx, found[each], change, now)
+                self._append_change(tx, found[each], change, now, again)
                 for each in session_ids
                 if each in found
             ]
@@ -91,7 +90,7 @@ class EventsInFile(ServedFile):
         return await self._writer.call(work, short=change.size * len(session_ids) <= SMALL)
 
     def _append_change(
-        self, tx: Transaction, row: Sequence[Any], change: ServerChange, now: float
+        self, tx: Transaction, row: Sequence[Any], change: ServerChange, now: float, again: bool
     ) -> AppendedChange | None:
         session_id, sid, stored_mode, ends_at, *attached, lists, subscribes, carries = row
         mode = Mode(stored_mode)
@@ -104,7 +103,7 @@ class EventsInFile(ServedFile):
             carries=bool(carries),
         ):
             return None
-        stream, draft = change.draft_for(mode, session_id)
+        stream, draft = change.draft_for(mode, session_id, again=again)
         log = log_rows.opened(tx, sid, stream)
         event, replaced = log_rows.append(tx, log, draft, self._window, now=now)
         attachment = session_rows.stored_attachment(*attached)

@@ -10,15 +10,18 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import InitVar, dataclass, field
+from functools import partial
 from typing import NamedTuple, cast
 
 from mcp_sessions.core.log import LoggedEvent
-from mcp_sessions.core.messages import RequestId, plain_draft
-from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.core.messages import RequestId, error_message, plain_draft, wire_error
+from mcp_sessions.errors import OutcomeUnknown, StoreUnavailable
 from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName, position_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection.connection import ClientConnection, WatchedChannel
+from mcp_sessions.server.delivery.pending_writes import PendingWrite
 from mcp_sessions.server.delivery.streams import StreamLog, Streams
+from mcp_sessions.stores.records import Appended
 from mcp_sessions_transports.http.io import HttpCall, send_json
 from mcp_sessions_transports.http.post_streams import (
     MAX_REQUEST_ID,
@@ -181,6 +184,7 @@ class PostChannel(WatchedChannel):
     _final: SessionEventId | None = field(init=False, default=None)
     _size: int = field(init=False, default=0)
     _is_whole: bool = field(init=False, default=False)
+    _is_broken: bool = field(init=False, default=False)
     _is_stream: bool = field(init=False, default=False)
     _opening: asyncio.Lock | None = field(init=False, default=None)
     _wanted: StreamLog | None = field(init=False, default=None)
@@ -249,7 +253,6 @@ class PostChannel(WatchedChannel):
         # It may still be opening, for a message before this one or for the deadline.
         await self._commit()
         await self._store_and_push(message, final=True)
-        await self._retire()
 
     async def _retire(self) -> None:
         """Allow an answered stream that nobody reads to be forgotten."""
@@ -265,16 +268,20 @@ class PostChannel(WatchedChannel):
         await streams.finished(log.name, what)
 
     async def _store_and_push(self, message: bytes, *, final: bool, key: str | None = None) -> None:
-        if self._log is None:
+        log = self._log
+        if self._is_broken:
+            return
+        if log is None:
             self._push_unkept(message, final=final)
             return
-        try:
-            appended = await self._log.append(plain_draft(message, key))
-        except StoreUnavailable:
-            # A listening client gets it all the same, but without an id to resume from.
-            logger.warning("a message of a response stream is not stored: the store is away")
-            self._push_unkept(message, final=final)
+        stored = partial(self._stored, message, final)
+        if await log.append(plain_draft(message, key), stored, lost=self._break):
             return
+        if final and self._feed is not None:
+            # The store is away. Who listens gets all the same what it will have.
+            self._feed.foresee(log.waiting)
+
+    async def _stored(self, message: bytes, final: bool, appended: Appended | None) -> None:
         if appended is None:
             # The transport session has ended: nobody can come back for this. A client that still
             # listens gets the outcome (END6).
@@ -285,6 +292,17 @@ class PostChannel(WatchedChannel):
             self._final = appended.event.event_id
         if self._feed is not None:
             self._feed.offer(appended.event, final=final)
+        if final:
+            await self._retire()
+
+    def _break(self) -> PendingWrite:
+        """End the stream: some of its messages are lost. Each reader gets an error (HTL11)."""
+        log, unknown = self._log, error_message(self._request_id, wire_error(OutcomeUnknown()))
+        if log is None:
+            raise AssertionError("what is not kept cannot be lost")
+        self._is_broken = True
+        self._push_unkept(unknown, final=True)
+        return log.appending(plain_draft(unknown), partial(self._stored, unknown, True))
 
     def _push_unkept(self, message: bytes, *, final: bool) -> None:
         if self._stream is not None:

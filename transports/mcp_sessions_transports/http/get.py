@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from starlette.types import Send
 
 from mcp_sessions.core.messages import error_message, wire_error
-from mcp_sessions.errors import OutcomeUnknown, SessionNotFound
-from mcp_sessions.ids import process_of
+from mcp_sessions.errors import OutcomeUnknown, Refusal, SessionNotFound, StoreUnavailable
+from mcp_sessions.ids import StreamName, process_of
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.turns import Turns
@@ -83,7 +83,12 @@ class HttpGet:
         responses = http_transport(connection).responses
         log = responses.log(name)
         here = process_of(name) == served.bus.process
-        is_lost = (here and not responses.knows(name)) or (await log.read(position))[1] is not None
+        is_lost = here and not responses.knows(name)
+        if not is_lost:
+            _, refusal = await log.read(position)
+            if refusal is Refusal.AHEAD and await self._is_stored_soon(name):
+                raise StoreUnavailable("messages of a response stream are not stored yet")
+            is_lost = refusal is not None
         # Asked anew: it may have been forgotten while the log was read.
         channel = responses.read_again(name) if not is_lost else None
         if is_lost or (here and channel is None):
@@ -102,6 +107,13 @@ class HttpGet:
                 await remote.serve(position, call.sending(watched.guarding(call.send)))
         finally:
             del responses.remote[remote]
+
+    async def _is_stored_soon(self, stream: StreamName) -> bool:
+        """Whether another process may have sent messages of a stream while the store was away: it
+        stores them when the store is back.
+        """
+        bus, runner = self._served.bus, process_of(stream)
+        return bus.is_remote(runner) and await bus.is_alive(runner)
 
 
 async def _answer_unknown(send: Send, session_id: str, request_id: str | int) -> None:

@@ -1,8 +1,8 @@
 -- needs: session log
--- ARGV: stream, now, new log epoch, window (3), before, after, key, origin, which of the last three
--- there are (three digits)
+-- ARGV: stream, now, new log epoch, window (3), before, after, key, origin, name, which of the last
+-- four there are (four digits), since when it may be stored already (empty: it is not)
 local ends = redis.call('HGET', base, 'ends')
-local stream, now, flags = ARGV[1], tonumber(ARGV[2]), ARGV[11]
+local stream, now, flags = ARGV[1], tonumber(ARGV[2]), ARGV[12]
 if not ends or has_come(ends, now) then
     return false
 end
@@ -12,8 +12,16 @@ local window = window_of(log, ends, ARGV[4], ARGV[5], ARGV[6])
 local function given(at)
     return string.sub(flags, at, at) == '1' and ARGV[7 + at] or nil
 end
+local since = tonumber(ARGV[13])
+if since then
+    local number, stored = stored_before(log, ARGV[11], since)
+    if number then
+        local attached = redis.call('HMGET', base, 'conn', 'fence')
+        return { log.epoch, whole(number), stored, attached[1], attached[2], 0 }
+    end
+end
 local payload, connection, fence, replaced = append(
-    log, now, window, ARGV[7], given(1), given(2), given(3))
+    log, now, window, ARGV[7], given(1), given(2), given(3), given(4))
 if not payload then
     return redis.error_reply('EVENTIDS this event log has issued its last id')
 end

@@ -9,9 +9,6 @@
 local now, since, key = tonumber(ARGV[1]), tonumber(ARGV[7]), ARGV[15] == '1' and ARGV[14] or nil
 local change, uri, list = ARGV[6], ARGV[8], ARGV[9]
 
--- Another process's clock may differ from that of the one that stores this change.
-local SKEW, STEP_BACK = 600, 64
-
 -- As core/entitlement.py (EVT2, EVT3).
 local function entitled(mode, lists)
     if mode == 'agent' or mode == 'conversation' then
@@ -24,28 +21,6 @@ local function entitled(mode, lists)
         return redis.call('EXISTS', base .. ':c') == 0
     end
     return not lists or string.find(lists, '"' .. list .. '"', 1, true)
-end
-
--- The number of the event that this change became before, or nil. Of one that was replaced, or left
--- the window, nothing is known.
-local function stored_before(log)
-    local from = '+'
-    while true do
-        local entries = redis.call('XREVRANGE', log.events, from, '-', 'COUNT', STEP_BACK)
-        for _, entry in ipairs(entries) do
-            local members = members_of(entry)
-            if members.c == change then
-                return number_of(entry)
-            end
-            if tonumber(members.t) < since - SKEW then
-                return nil
-            end
-        end
-        if #entries < STEP_BACK then
-            return nil
-        end
-        from = '(' .. entries[#entries][1]
-    end
 end
 
 local function append_to_session()
@@ -61,7 +36,7 @@ local function append_to_session()
     local is_protocol = mode == 'protocol'
     local stream = is_protocol and 'events' or 'get'
     local log = open_or_make_log(stream, ARGV[2], ends)
-    local number, replaced = since and stored_before(log), 0
+    local number, replaced = since and stored_before(log, change, since), 0
     if not number then
         local before, after = ARGV[13], nil
         if is_protocol then

@@ -166,9 +166,34 @@ local function drop_origin(log, origin)
     save(log)
 end
 
+-- Another process's clock may differ from that of the one that stores this event.
+local SKEW, STEP_BACK = 600, 64
+
+-- The number and the payload of the event that has this name, since it was first tried to store it;
+-- or nil. Of one that was replaced, or left the window, nothing is known.
+local function stored_before(log, name, since)
+    local from = '+'
+    while true do
+        local entries = redis.call('XREVRANGE', log.events, from, '-', 'COUNT', STEP_BACK)
+        for _, entry in ipairs(entries) do
+            local members = members_of(entry)
+            if members.c == name then
+                return number_of(entry), members.p
+            end
+            if tonumber(members.t) < since - SKEW then
+                return nil
+            end
+        end
+        if #entries < STEP_BACK then
+            return nil
+        end
+        from = '(' .. entries[#entries][1]
+    end
+end
+
 -- Stores an event, and notifies those that watch the stream, in one step. Returns its payload, who is attached (or false), the fencing epoch and whether it replaced an older one; or
--- nil. `change`: names the server-wide change that it is (see append_change.lua), if it is one.
-local function append(log, now, window, before, after, key, origin, change)
+-- nil. `name`: of the event in its log, if it has one.
+local function append(log, now, window, before, after, key, origin, name)
     if log.head >= LAST_NUMBER then
         return nil
     end
@@ -195,8 +220,8 @@ local function append(log, now, window, before, after, key, origin, change)
     if origin then
         entry[#entry + 1], entry[#entry + 2] = 'o', origin
     end
-    if change then
-        entry[#entry + 1], entry[#entry + 2] = 'c', change
+    if name then
+        entry[#entry + 1], entry[#entry + 2] = 'c', name
     end
     redis.call('XADD', log.events, id_of(log.head), unpack(entry))
     log.count, log.bytes = log.count + 1, log.bytes + #payload

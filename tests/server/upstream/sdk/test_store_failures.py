@@ -19,6 +19,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
 
 from mcp_sessions import SessionLayer
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.server.requests.handle import current_session
 from tests.support.interposed import Interposed
@@ -67,7 +68,6 @@ DOORS: dict[str, tuple[str, Callable[[], Awaitable[None]]]] = {
     "read": ("load_data", read),
     "edit": ("replace_data", edit),
     "hide": ("change_state", hide),
-    "notify": ("append", notify),
     "gather": ("load_data", at_once),
     "group": ("load_data", in_a_group),
     "wrapped": ("load_data", wrapped),
@@ -177,6 +177,23 @@ async def test_a_client_reads_that_the_store_failed_its_request(
     assert status == 200
     assert len(errors_of(caplog)) == 1
     assert "away" in errors_of(caplog)[0]
+
+
+@pytest.mark.parametrize("method", list(REQUESTS))
+@pytest.mark.parametrize("kind", list(SERVERS))
+async def test_an_event_that_waits_for_the_store_fails_no_request(kind: str, method: str) -> None:
+    """It is kept, and stored when the store is back."""
+    interposed = Interposed()
+    async with world(store=interposed.store, server=SERVERS[kind](notify)) as w:
+        interposed.fails("append", "before", times=3)
+        status, message = await notified(w, method)
+        assert status == 200 and "result" in message and not message["result"].get("isError")
+        [session] = [
+            each for each in await w.layer.store.all_sessions() if each.mode is Mode.PROTOCOL
+        ]
+        await asyncio.sleep(30)
+        head = await w.layer.store.head(session.session_id)
+        assert head is not None and head.number == 1
 
 
 @pytest.mark.parametrize("kind", list(SERVERS))
