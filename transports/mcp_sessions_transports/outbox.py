@@ -93,15 +93,15 @@ class Outbox:
         if self.closed or self._finished:
             return
         self._buffer.append((chunk, origin))
-        was_full = self.full
-        self._size += len(chunk)
+        before = self._size
+        self._size = before + len(chunk)
         # One alone goes out however large it is.
-        if was_full and self._most is not None and self._size > self._most:
+        if before >= self._limit and self._most is not None and self._size > self._most:
             logger.warning("%d bytes wait for a client that reads nothing", self._size)
             self.exceeded = "max_unread_bytes", f"{self._most - self._limit} bytes"
             self.cut_slow()
             return
-        if self._slow is None and self.full:
+        if self._slow is None and self._size >= self._limit:
             self._slow = self._loop.call_later(self._slow_timeout, self._cut_late)
         self._wake.set()
 

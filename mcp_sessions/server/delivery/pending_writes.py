@@ -22,7 +22,6 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import Final
 
 from mcp_sessions.background import Background, report
@@ -91,7 +90,11 @@ class PendingWrites:
         self._background = Background()
         self._is_working = False
         self._has_ended = False
-        self._name, self._numbers = secrets.token_urlsafe(12), count(1)
+        self.name = secrets.token_urlsafe(12)
+        """Unique among those of all processes."""
+
+        self.number = 0
+        """Of the last event that got a name."""
 
     def __len__(self) -> int:
         return len(self._writes)
@@ -99,10 +102,6 @@ class PendingWrites:
     @property
     def size(self) -> int:
         return sum(each.size for each in self._writes.values())
-
-    def new_name(self) -> str:
-        """Return a name for an event, which is unique among those of all processes."""
-        return f"{self._name}.{next(self._numbers)}"
 
     async def settle(
         self,
@@ -155,7 +154,7 @@ class PendingWrites:
         step: PendingWrite,
         *,
         owner: Hashable,
-        size: int,
+        holds: bytes,
         lost: Instead,
         turn: Callable[[], asyncio.Lock] | None = None,
         overlaps: bool = False,
@@ -166,7 +165,7 @@ class PendingWrites:
             log: Names the log.
             step: What to do. It may be done again after it failed.
             owner: The session that it is of.
-            size: Bytes that it holds.
+            holds: What it keeps in memory.
             lost: See `Instead`.
             turn: Held during each step; None: nothing is.
             overlaps: The step is tried at once, without ``turn``.
@@ -182,7 +181,7 @@ class PendingWrites:
                         return True
             except StoreUnavailable as failed:
                 logger.warning("the store is away; writes wait until it is back: %s", failed)
-        self.keep(log, step, owner=owner, size=size, lost=lost, turn=turn)
+        self.keep(log, step, owner=owner, holds=holds, lost=lost, turn=turn)
         return False
 
     def keep(
@@ -191,7 +190,7 @@ class PendingWrites:
         step: PendingWrite,
         *,
         owner: Hashable,
-        size: int,
+        holds: bytes,
         lost: Instead,
         turn: Callable[[], asyncio.Lock] | None = None,
     ) -> None:
@@ -202,8 +201,9 @@ class PendingWrites:
             waiting = _WaitingLog(_nothing, owner, lost=lost, turn=turn or (lambda: own))
             waiting.write = partial(_work_off, waiting)
             self._writes[log] = waiting
-        waiting.steps.append((step, size + OVERHEAD))
-        waiting.size += size + OVERHEAD
+        size = len(holds) + OVERHEAD
+        waiting.steps.append((step, size))
+        waiting.size += size
         self._bound()
         self._work_on()
 

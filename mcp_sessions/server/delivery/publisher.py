@@ -186,7 +186,7 @@ class Publisher:
         """
         step = partial(self._push, session_id, message, question)
         lose = self._lose(session_id)
-        await self._log(session_id).then(step, size=len(message), lost=lose, overlaps=True)
+        await self._log(session_id).then(step, holds=message, lost=lose, overlaps=True)
 
     async def _push(self, session_id: SessionId, message: bytes, question: PendingQuestion) -> None:
         # Its handler is running, so it lives, whatever its idle deadline says.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from mcp_sessions.core.log import Draft, LoggedEvent
@@ -34,16 +34,16 @@ class StreamLog:
         turn: Held while an event is appended and handed over; None: nothing is.
     """
 
-    _store: SessionStore
-    _clock: Callable[[], float]
-    _pending: PendingWrites
+    store: SessionStore
+    clock: Callable[[], float]
+    pending: PendingWrites
     session_id: SessionId
     name: StreamName
     _turn: Callable[[], asyncio.Lock] | None = None
 
     async def open(self) -> Position | None:
         """May raise ``StoreUnavailable``."""
-        return await self._store.open_stream(self.session_id, self.name)
+        return await self.store.open_stream(self.session_id, self.name)
 
     async def append(
         self, draft: Draft, hand_over: HandOver, *, lost: Instead, unless: Unless | None = None
@@ -59,31 +59,31 @@ class StreamLog:
         Returns:
             False if the event waits for the store.
         """
-        step = self.appending(draft, hand_over, unless)
-        return await self.then(step, size=len(draft.before), lost=lost)
-
-    def appending(
-        self, draft: Draft, hand_over: HandOver, unless: Unless | None = None
-    ) -> PendingWrite:
-        """Return the step that appends an event, and hands it over."""
-        return _Append(self, replace(draft, name=self._pending.new_name()), hand_over, unless)
+        return await self.pending.in_order(
+            (self.session_id, self.name),
+            LogAppend(self, draft, hand_over, unless),
+            owner=self.session_id,
+            holds=draft.before,
+            lost=lost,
+            turn=self._turn,
+        )
 
     async def then(
-        self, step: PendingWrite, *, size: int, lost: Instead, overlaps: bool = False
+        self, step: PendingWrite, *, holds: bytes, lost: Instead, overlaps: bool = False
     ) -> bool:
         """Do something after the events that wait; see :meth:`append`.
 
         Args:
             step: What to do. It may be done again after it failed.
-            size: Bytes that it holds.
+            holds: What it keeps in memory.
             lost: See :meth:`append`.
             overlaps: If nothing waits, it is done at once, whose turn it may be.
         """
-        return await self._pending.in_order(
+        return await self.pending.in_order(
             (self.session_id, self.name),
             step,
             owner=self.session_id,
-            size=size,
+            holds=holds,
             lost=lost,
             turn=self._turn,
             overlaps=overlaps,
@@ -91,11 +91,11 @@ class StreamLog:
 
     def later(self, step: PendingWrite, *, lost: Instead) -> None:
         """Do something when the store is back: the caller has tried it."""
-        self._pending.keep(
+        self.pending.keep(
             (self.session_id, self.name),
             step,
             owner=self.session_id,
-            size=0,
+            holds=b"",
             lost=lost,
             turn=self._turn,
         )
@@ -103,8 +103,8 @@ class StreamLog:
     @property
     def waiting(self) -> list[Draft]:
         """The events that wait for the store."""
-        steps = self._pending.steps((self.session_id, self.name))
-        return [step.draft for step in steps if isinstance(step, _Append)]
+        steps = self.pending.steps((self.session_id, self.name))
+        return [step.draft for step in steps if isinstance(step, LogAppend)]
 
     async def read(self, after: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
         """Read the stream, when all that waits is in it.
@@ -112,34 +112,22 @@ class StreamLog:
         Raises:
             StoreUnavailable: Not all of it is.
         """
-        await self._pending.flush((self.session_id, self.name))
-        return await self._store.read(self.session_id, after, now=self._clock(), stream=self.name)
+        await self.pending.flush((self.session_id, self.name))
+        return await self.store.read(self.session_id, after, now=self.clock(), stream=self.name)
 
     async def drop(self) -> None:
         """May raise ``StoreUnavailable``."""
-        await self._store.drop_stream(self.session_id, self.name)
-
-    async def store(self, draft: Draft) -> Appended | None:
-        """Append an event now.
-
-        Raises:
-            StoreUnavailable: The next call asks whether it is there.
-        """
-        now = self._clock()
-        try:
-            return await self._store.append(self.session_id, draft, now=now, stream=self.name)
-        except StoreUnavailable:
-            if draft.since is None:
-                draft.since = now
-            raise
+        await self.store.drop_stream(self.session_id, self.name)
 
 
-@dataclass(slots=True, eq=False)
-class _Append:
+@dataclass(slots=True, eq=False, repr=False)
+class LogAppend:
+    """The step that appends an event to a log, and hands it over."""
+
     _log: StreamLog
     draft: Draft
     _hand_over: HandOver
-    _unless: Unless | None
+    _unless: Unless | None = None
     _is_stored: bool = field(init=False, default=False)
     _stored: Appended | None = field(init=False, default=None)
 
@@ -147,7 +135,19 @@ class _Append:
         if not self._is_stored:
             if self._unless is not None and await self._unless():
                 return
-            self._stored = await self._log.store(self.draft)
+            log, draft = self._log, self.draft
+            if draft.name is None:
+                log.pending.number += 1
+                draft.name = f"{log.pending.name}.{log.pending.number}"
+            now = log.clock()
+            try:
+                self._stored = await log.store.append(
+                    log.session_id, draft, now=now, stream=log.name
+                )
+            except StoreUnavailable:
+                # The next call asks whether it is there.
+                draft.since = now if draft.since is None else draft.since
+                raise
             self._is_stored = True
         await self._hand_over(self._stored)
 

@@ -20,7 +20,7 @@ from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName, po
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection.connection import ClientConnection, WatchedChannel
 from mcp_sessions.server.delivery.pending_writes import PendingWrite
-from mcp_sessions.server.delivery.streams import StreamLog, Streams
+from mcp_sessions.server.delivery.streams import LogAppend, StreamLog, Streams
 from mcp_sessions.stores.records import Appended
 from mcp_sessions_transports.http.io import HttpCall, send_json
 from mcp_sessions_transports.http.post_streams import (
@@ -302,7 +302,7 @@ class PostChannel(WatchedChannel):
             raise AssertionError("what is not kept cannot be lost")
         self._is_broken = True
         self._push_unkept(unknown, final=True)
-        return log.appending(plain_draft(unknown), partial(self._stored, unknown, True))
+        return LogAppend(log, plain_draft(unknown), partial(self._stored, unknown, True))
 
     def _push_unkept(self, message: bytes, *, final: bool) -> None:
         if self._stream is not None:
