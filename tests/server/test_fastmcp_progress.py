@@ -70,9 +70,7 @@ async def test_a_repetition_gets_what_was_reported_while_nobody_was_there(era: s
         assert text_of(again.messages[-1]["result"]) == "done"
 
 
-async def _calling(
-    w: World, era: str, session: str | None = None, token: str = "one"
-) -> tuple[Reply, str]:
+async def _calling(w: World, era: str, session: str = "", token: str = "one") -> tuple[Reply, str]:
     if era == "modern":
         modern = ModernClient(w.carrier)
         session = session or (await modern.start())["sessionId"]

@@ -68,14 +68,15 @@ def suspending_store(seed: int) -> SessionStore:
 class Interposed:
     """The steps, by the name of the store's method."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: SessionStore | None = None) -> None:
+        """Over that store; None: over one in memory."""
         self.before: dict[str, Step] = {}
         self.after: dict[str, Step] = {}
         self.calls: list[str] = []
         """The methods that were called, in order."""
 
         self.memory = MemoryStore()
-        self.store = cast("SessionStore", stepped(self.memory, self._call))
+        self.store = cast("SessionStore", stepped(store or self.memory, self._call))
 
     def takes(self, name: str, seconds: float) -> None:
         """A method answers so long after its effect."""

@@ -10,7 +10,7 @@ import pytest
 
 from mcp_sessions.server.delivery import pending_writes
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
-from tests.support.interposed import Interposed, stepped
+from tests.support.interposed import Interposed
 from tests.support.raw import Json, RawClient, Reply, Sent, in_session, text_of, uris
 from tests.support.replicas import cluster
 from tests.support.virtual_time import cycles
@@ -207,8 +207,7 @@ async def test_a_server_that_stops_while_messages_wait_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next process answers for it: what was kept, and that the rest is unknown."""
-    interposed = Interposed()
-    interposed.store = stepped(SQLiteStore(tmp_path / "sessions.db"), interposed._call)
+    interposed = Interposed(SQLiteStore(tmp_path / "sessions.db"))
     async with world(store=interposed.store) as w:
         adds_steps(w.box)
         client = await w.connected()
