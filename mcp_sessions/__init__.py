@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from mcp_sessions.stdio_server import StdioServer
     from mcp_sessions.stores.redis.redis_store import RedisStore
     from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
+    from mcp_sessions.task_policy import TaskPolicy
 
 __version__ = "0.1.0"
 
@@ -82,6 +83,7 @@ __all__ = [
     "StateTooLarge",
     "StdioServer",
     "StoreUnavailable",
+    "TaskPolicy",
     "current_session",
     "is_outcome_unknown",
     "resumable",
@@ -109,6 +111,7 @@ _DEFINED_IN = {
     "SessionLayer": "mcp_sessions.layer",
     "SessionNotFound": "mcp_sessions.errors",
     "SessionPolicy": "mcp_sessions.policy",
+    "TaskPolicy": "mcp_sessions.task_policy",
     "SessionRequired": "mcp_sessions.errors",
     "SessionSecurity": "mcp_sessions.security",
     "SessionsError": "mcp_sessions.errors",

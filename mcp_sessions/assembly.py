@@ -48,16 +48,19 @@ from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, Learne
 from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
+from mcp_sessions.server.dispatch.stages.tasks import TaskCalls, TaskMethods
 from mcp_sessions.server.reporting.audit import Audit
 from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.outbound import Ways
 from mcp_sessions.server.requests.outcome import Outcomes
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.silence import LongSilences
+from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.server.upstream.sdk.authentication import Authentication
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.task_policy import TaskPolicy
 from mcp_sessions_transports.http.cluster import ClusterStreams
 from mcp_sessions_transports.http.io import Arrivals
 
@@ -90,6 +93,7 @@ class Assembly:
         conversations: Conversations | None = None,
         hidden: Collection[str] = (),
         authentication: Authentication | None = None,
+        tasks: TaskPolicy | None = None,
     ) -> None:
         self.clock = clock
         # Each room is made of those before it.
@@ -102,6 +106,10 @@ class Assembly:
         self.remembers = self.store.remembers
         if conversations is not None:
             _check_conversations(self.store, security)
+        if tasks is not None and not self.remembers:
+            raise ConfigurationError(
+                "tasks need a store: make the layer with one instead of store=None"
+            )
 
         outside = Outside.make(server, environment, self.shell, declared=declared)
         self.external = outside.external
@@ -116,7 +124,11 @@ class Assembly:
         self.sealed = sealed = SealedState(self.store, security, clock)
         outcomes = Outcomes(environment, delivery.pending_writes, stamp=sealed.stamp)
         self.runner = runner = RequestRunner(
-            outcomes, delivery.questions, self.policy, process=environment.process
+            outcomes,
+            delivery.questions,
+            self.policy,
+            process=environment.process,
+            tasks=Tasks(environment, tasks) if tasks is not None else None,
         )
         self.transport_sessions = TransportSessions(
             environment,
@@ -188,7 +200,7 @@ class Assembly:
             runner,
             ways=Ways(self.store, delivery, runner.spawn),
             visibility=visibility,
-            advertise=add_capabilities,
+            advertise=partial(add_capabilities, tasks=runner.tasks is not None),
         )
         association = Association(environment, delivery, runner, sealed=sealed)
         keys = Idempotency(environment, runner, association, sealed=sealed, relay=relay)
@@ -247,7 +259,7 @@ class Assembly:
             visibility=visibility,
         )
         argument = conversations.argument if conversations is not None else None
-        handles = None
+        handles, tasks = None, self.runner.tasks
         if conversations is not None and argument is not None:
             handles = (
                 LearnedTools(argument, conversations, peers),
@@ -265,6 +277,7 @@ class Assembly:
                 if conversations is not None
                 else None,
                 handles=handles,
+                tasks=(TaskCalls(tasks), TaskMethods(tasks)) if tasks is not None else None,
             ),
         )
 
@@ -317,6 +330,7 @@ class Assembly:
             silences=LongSilences(runner, self.policy.progress_every, self.clock),
             broadcaster=self.broadcaster,
             draining=draining,
+            tasks=runner.tasks,
         )
 
     def _child_host(self, dispatch: _Dispatch, outside: Outside) -> ChildHost | None:

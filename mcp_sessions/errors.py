@@ -38,6 +38,10 @@ OUTCOME_UNKNOWN = -31012
 KEY_BYTES = "request_key_bytes"
 """The limit of a session's request keys, in ``data.limit`` of -31011."""
 
+HEADER_MISMATCH = -32020
+MISSING_CAPABILITY = -32021
+"""The protocol's: a header is not what the body says, and a client lacks a capability."""
+
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601

@@ -45,6 +45,7 @@ from mcp_sessions.server.upstream.sdk.authentication import (
     authentication_of,
 )
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.task_policy import TaskPolicy
 from mcp_sessions_transports.http.endpoint import MountedApp
 from mcp_sessions_transports.origin import SecuritySettings
 
@@ -72,6 +73,7 @@ class SessionLayer:
         hidden: Collection[str] = (),
         auth: AuthSettings | Authentication | None = None,
         token_verifier: TokenVerifier | None = None,
+        tasks: TaskPolicy | None = None,
     ) -> None:
         """Wrap a server.
 
@@ -91,11 +93,14 @@ class SessionLayer:
                 as a ``StdioServer``: each HTTP request and WebSocket needs a token. (The command
                 line passes what its options say.)
             token_verifier: The SDK's ``TokenVerifier``, which goes with ``auth``.
+            tasks: Which calls become tasks, for clients of 2026-07-28 that declare the extension
+                ``io.modelcontextprotocol/tasks``. None: no call does.
 
         Raises:
             ConfigurationError: The server cannot be wrapped, or the URL names no store; or there
-                are ``conversations``, and no store, or one that outlives keys of this process; or
-                ``auth`` lacks its verifier, or the server has authentication of its own.
+                are ``conversations`` or ``tasks``, and no store, or conversations and a store that
+                outlives keys of this process; or ``auth`` lacks its verifier, or the server has
+                authentication of its own.
         """
         if isinstance(auth, Authentication):
             authentication: Authentication | None = auth
@@ -110,6 +115,7 @@ class SessionLayer:
             conversations=conversations,
             hidden=hidden,
             authentication=authentication,
+            tasks=tasks,
         )
         self.policy = self._assembly.policy
         self.security = self._assembly.security

@@ -51,6 +51,12 @@ OF_A_STORE: Final = frozenset({START_SESSION, RESUME_SESSION, END_SESSION})
 OF_SESSIONS: Final = OF_A_STORE | {CREATE_SESSION, DELETE_SESSION}
 """Those of sessions, which the layer answers itself."""
 
+GET_TASK: Final = "tasks/get"
+UPDATE_TASK: Final = "tasks/update"
+CANCEL_TASK: Final = "tasks/cancel"
+OF_TASKS: Final = frozenset({GET_TASK, UPDATE_TASK, CANCEL_TASK})
+"""Those of tasks, which the layer answers itself if tasks are on."""
+
 SAMPLE: Final = "sampling/createMessage"
 ELICIT: Final = "elicitation/create"
 LIST_ROOTS: Final = "roots/list"

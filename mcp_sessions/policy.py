@@ -33,6 +33,8 @@ LIMIT_OPTIONS = (
 
 
 def how_to_raise(limit: str) -> str:
+    if limit.startswith("max_tasks"):
+        return f"{limit} in TaskPolicy"
     if limit not in SessionPolicy.__dataclass_fields__:
         return f"--{limit.replace('_', '-')}"
     in_python = f"{limit} in SessionPolicy"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeVar
 
-from mcp_sessions.core.states import Mode
+from mcp_sessions.core.states import UNNAMED, Mode
 from mcp_sessions.ids import FencingEpoch
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
@@ -76,7 +76,7 @@ def _longer(mode: Mode, policy: SessionPolicy) -> float | None:
         return math.inf
     forget = policy.forget_after
     sleeps = mode in SLEEPERS and forget is not None and forget > policy.idle_timeout
-    return forget if sleeps or mode is Mode.CONVERSATION else None
+    return forget if sleeps or mode in UNNAMED else None
 
 
 def asleep_by(now: float, policy: SessionPolicy) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 from types import MappingProxyType
+from typing import Final
 
 
 class Mode(Enum):
@@ -31,8 +32,15 @@ class Mode(Enum):
     """Made by the server for a pipe or a WebSocket, in a store of that connection's own. It never
     expires: it ends with the connection. No message names it."""
 
+    TASK = "task"
+    """Made by the server for a call that became a task. Its id is the task's id."""
+
     AGENT = "agent"
     """Made by ACP's ``session/new``. It never expires, and its event log has no bound."""
+
+
+UNNAMED: Final = frozenset({Mode.CONVERSATION, Mode.TASK})
+"""Modes of sessions that no message names as a session. They have no event log of their own."""
 
 
 class State(Enum):

@@ -19,6 +19,7 @@ from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.requests.silence import LongSilences
+from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import Upstream
 
@@ -77,7 +78,9 @@ class Lifespan:
         silences: LongSilences,
         broadcaster: ChangeBroadcaster,
         draining: Draining,
+        tasks: Tasks | None,
     ) -> None:
+        self._tasks = tasks
         self._store, self._bus = environment.store, environment.bus
         self._preparation, self.open_store = preparation, preparation.open_store
         self._upstream = upstream
@@ -117,6 +120,8 @@ class Lifespan:
                 background.loop("the rounds over silent calls", self._silences.run)
                 signals = StopSignals(self._leave)
                 self._draining.arrivals.on_first = signals.watch
+                if self._tasks is not None:
+                    background.loop("the rounds over tasks", self._tasks.run)
                 try:
                     yield
                 finally:

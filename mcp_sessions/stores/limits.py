@@ -25,8 +25,10 @@ _SHARE = 10
 
 def most_of_one(mode: Mode, policy: SessionPolicy) -> int | None:
     """How many sessions a principal may have for one of a mode to be made; None: any number."""
-    if policy.max_sessions_per_principal is None and mode is Mode.CONVERSATION:
-        # It costs who makes up a name nothing, not even a connection.
+    if mode is Mode.TASK or (
+        policy.max_sessions_per_principal is None and mode is Mode.CONVERSATION
+    ):
+        # It costs who makes up a name nothing, not even a connection. All tasks are of one owner.
         return max(1, policy.max_sessions // _SHARE)
     return policy.max_sessions_per_principal
 

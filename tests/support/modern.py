@@ -35,6 +35,9 @@ NAMED_BY: Mapping[str, str] = {
     "tools/call": "name",
     "prompts/get": "name",
     "resources/read": "uri",
+    "tasks/get": "taskId",
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
 }
 """Which member of ``params`` the header ``Mcp-Name`` repeats."""
 

@@ -34,6 +34,7 @@ from mcp_sessions import (
 from mcp_sessions.assembly import Assembly
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.task_policy import TaskPolicy
 from mcp_sessions.testing.memory_client import inside
 from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.stores.every_store import STORES
@@ -313,6 +314,7 @@ async def world(
     conversations: Conversations | None = None,
     hidden: Collection[str] = (),
     auth: Any = None,
+    tasks: TaskPolicy | None = None,
     **limits: Any,
 ) -> AsyncGenerator[World]:
     """A wrapped server, running.
@@ -322,6 +324,7 @@ async def world(
             `tests.stores.every_store`; else in memory.
         server: Instead of the box's.
         auth: What stands before it.
+        tasks: Which calls become tasks.
         limits: Of the policy.
     """
     box = box or Toolbox()
@@ -343,6 +346,7 @@ async def world(
         conversations=conversations,
         hidden=hidden,
         auth=auth,
+        tasks=tasks,
         clock=clock,
     )
     app = layer.asgi_app()

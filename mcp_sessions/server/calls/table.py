@@ -158,6 +158,12 @@ class Call:
     instead: Mapping[str, str] = field(init=False, default_factory=dict[str, str])
     """The replacement of a hidden name in the request → the name."""
 
+    tasks: Any = field(init=False, default=None)
+    """The ``Tasks`` of which it may become one. None: it may not."""
+
+    as_task: Any = field(init=False, default=None)
+    """The ``RunningTask`` that it is from its beginning."""
+
     stages: Sequence[Stage] = field(init=False, default=())
     """The stages that see its outcome, in the order of its path."""
 

@@ -77,6 +77,16 @@ class SessionEnded:
     """The connection that it was attached to."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskChanged:
+    """To the runner of a task, from the process that noted an answer or a cancellation of its
+    client in the store.
+    """
+
+    kind: ClassVar[str] = "task_changed"
+    task_id: SessionId
+
+
 # --- HTTP streams ----------------------------------------------------------------------------
 
 
@@ -364,6 +374,7 @@ ReplicaMessage = (
     | Displaced
     | Withdrawn
     | SessionEnded
+    | TaskChanged
     | GetStreamOpened
     | StreamRead
     | CancelRequest

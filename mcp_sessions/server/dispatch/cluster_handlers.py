@@ -40,6 +40,7 @@ from mcp_sessions.server.cluster.replica_messages import (
     SessionEnded,
     SessionQuestion,
     StreamRead,
+    TaskChanged,
     Update,
     Withdrawn,
 )
@@ -157,6 +158,9 @@ class ClusterHandlers:
                 return self._changed(message)
             case ChangedOutside():
                 return self._changed_outside(message)
+            case TaskChanged():
+                tasks = self._runner.tasks
+                return tasks.changed(message.task_id) if tasks is not None else None
             case Ask() | Update() | Result() | Alive() | Gone():
                 return self._relayed.handle(sender, message)
             case _:

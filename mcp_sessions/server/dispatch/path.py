@@ -20,6 +20,7 @@ from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, Learne
 from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency, KeyLock, KnownKey
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
+from mcp_sessions.server.dispatch.stages.tasks import TaskCalls, TaskMethods
 from mcp_sessions.server.requests.joining import BeginAnew
 from mcp_sessions.server.requests.runner import RequestRunner
 
@@ -31,6 +32,7 @@ class Features:
     idempotency: Idempotency | None
     conversation: ConversationStage | None
     handles: tuple[LearnedTools, HandleTools] | None
+    tasks: tuple[TaskCalls, TaskMethods] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
@@ -65,6 +67,12 @@ class Path:
         )
         """For ``session/*`` and ``sessions/*``, which the layer answers itself."""
 
+        tasks = stages.features.tasks
+        self.of_tasks: tuple[Stage, ...] = ()
+        """For ``tasks/*``, which the layer answers itself. Empty: tasks are off."""
+
+        if tasks is not None:
+            self.of_tasks = (Acceptance(runner.calls, is_ours=True), tasks[1])
         self.of_listens: tuple[Stage, ...] = (stages.association,)
         """For a listen, which has a stream of its own, and for a notification."""
 
@@ -124,4 +132,7 @@ class Path:
             # A hidden tool takes no handle. On the way up, a list is extended before names are
             # taken from it.
             yield features.handles[1]
+        if features.tasks is not None:
+            # What is refused, or answered again, starts no task.
+            yield features.tasks[0]
         yield stages.serving

@@ -143,6 +143,8 @@ class Router:
         path = self.path
         if request.method in method_names.OF_SESSIONS:
             return path.ours
+        if path.of_tasks and request.method in method_names.OF_TASKS:
+            return path.of_tasks
         if request.key is not None:
             return path.keyed
         # Malformed metadata names no session here. The first stage refuses it.

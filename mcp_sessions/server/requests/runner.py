@@ -31,6 +31,7 @@ from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.requests.outcome import Outcomes
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.requests.shared import Shared
+from mcp_sessions.server.requests.tasks import Tasks
 
 _MOST = 50_000
 """Runs that never began and are remembered, about 150 bytes each; of an older one nobody can
@@ -69,8 +70,9 @@ class RequestRunner:
         policy: SessionPolicy,
         *,
         process: str,
+        tasks: Tasks | None = None,
     ) -> None:
-        self.process = process
+        self.process, self.tasks = process, tasks
         self.runs = Runs()
         self.calls = Calls[RunningRequest](
             policy.max_running_requests, shares_of(policy, time.monotonic)
@@ -135,6 +137,8 @@ class RequestRunner:
             await asyncio.wait(list(tasks), timeout=2)
         if self._questions.rounds is not None:
             await self._questions.rounds.close()
+        if self.tasks is not None:
+            await self.tasks.close()
         return len(left)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -20,6 +20,7 @@ from mcp_sessions.core.visibility import restored
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
     REQUEST_CANCELLED,
+    LimitReached,
     OutcomeUnknown,
     SessionsError,
     StoreUnavailable,
@@ -37,6 +38,7 @@ from mcp_sessions.server.requests.open_questions import OpenQuestions
 from mcp_sessions.server.requests.outcome import store_error
 from mcp_sessions.server.requests.reports import Reports
 from mcp_sessions.server.requests.shared import Shared
+from mcp_sessions.server.requests.tasks import INPUT_REQUIRED, RunningTask, Tasks
 from mcp_sessions.server.upstream import port
 from mcp_sessions.server.upstream.asks import asks_of
 from mcp_sessions.server.upstream.held_call import HeldCall
@@ -45,6 +47,8 @@ from mcp_sessions.server.upstream.request_state import restored_params, set_apar
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
+
+_NOT_OF_TASKS = (method_names.PROGRESS, method_names.LOGGED)
 
 
 class RunningRequest:
@@ -92,6 +96,12 @@ class RunningRequest:
         self._held: HeldCall | None = None
         """For a client of the 2026 era: the rounds in which its handler asks. None: it did not."""
 
+        self._task: RunningTask | None = None
+        """The task that its client has for it. None: its client waits for its answer."""
+
+        self._timer: asyncio.TimerHandle | None = None
+        """Until it becomes a task."""
+
         self._reports: Reports | None = None
         self.reported: Progress | None = None  # None: its client got no report of it.
 
@@ -111,6 +121,8 @@ class RunningRequest:
         channel.watch(lambda: self._closed(waiter), reattached)
         if shared.loop is None:
             shared.loop = asyncio.get_running_loop()
+        if self._call.tasks is not None and self._call.as_task is None:
+            self._may_become_task(self._call.tasks)
         work = self._run(peer, close_peer)
         # If Python can, the first step is done at once: a handler that never waits then costs no
         # turn of the event loop. One that is aborted next never begins.
@@ -150,6 +162,8 @@ class RunningRequest:
     async def abort(self, error: dict[str, Any]) -> None:
         """Answer with ``error`` now and cancel the handler, however long that takes it."""
         if self.done:
+            if self._task is not None:
+                self._task.stop(error)
             return
         await self._finish(Outcome(None, error))
         # A task that is cancelled before its first step would not close its peer.
@@ -175,26 +189,32 @@ class RunningRequest:
             if self.done:
                 # Cancelled before it began.
                 return
+            if self._call.as_task is not None:
+                await self._becomes(self._call.as_task)
             # A handler does not get the credential by which its client names the session.
             method, params = request.method, request.forwarded
             rounds = self._shared.questions.rounds if self._call.inbound.peer.modern else None
-            name = None
-            if rounds is not None and params is not None and "requestState" in params:
-                name, params = waiting_call(params), restored_params(params)
-            if rounds is not None and name is not None:
-                answered = await rounds.go_on(name, self, self._owner, method, params)
-                answered = self._call.inbound.of_its_era(answered)
-                self.record = await self._shared.outcomes.newest(self.record)
-            else:
-                answered = await peer.request(self, method, params)
-                if rounds is not None and method in NAMED and "requestState" in answered:
-                    answered = set_apart(answered)
+            while True:
+                name = None
+                if rounds is not None and params is not None and "requestState" in params:
+                    name, params = waiting_call(params), restored_params(params)
+                if rounds is not None and name is not None:
+                    answered = await rounds.go_on(name, self, self._owner, method, params)
+                    answered = self._call.inbound.of_its_era(answered)
+                    self.record = await self._shared.outcomes.newest(self.record)
+                else:
+                    answered = await peer.request(self, method, params)
+                    if rounds is not None and method in NAMED and "requestState" in answered:
+                        answered = set_apart(answered)
+                if self._task is None or answered.get("resultType") != INPUT_REQUIRED:
+                    break
+                params = await self._task.next_round(answered, request.forwarded)
             result = answered
-            if self._call.stages and not self.done:
+            if self._call.stages and self._is_expected:
                 result, error, _ = self._after(Outcome(answered, None))
         except UpstreamError as failed:
             error = failed.error
-            if self._call.stages and not self.done:
+            if self._call.stages and self._is_expected:
                 result, error, _ = self._after(Outcome(None, error))
             if isinstance(failed, port.StoreFailedHandler):
                 logger.error("the session store failed %s: %s", request.method, failed.failed)
@@ -209,6 +229,7 @@ class RunningRequest:
                 # Answered and cancelled by ``abort``, or by its rounds: this is the end of it.
                 if self._held is not None:
                     self._held.ends(None, None)
+                self._end_task(None, None)
                 return
             await self._finish(Outcome(None, wire_error(OutcomeUnknown())))
             raise
@@ -251,15 +272,20 @@ class RunningRequest:
         if self.done:
             if held is not None:
                 held.ends(outcome.result, outcome.error)
+            self._end_task(outcome.result, outcome.error)
             return
         self.done = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if held is not None and not continues:
             held.ends(outcome.result, outcome.error)
         shared, outcomes = self._shared, self._shared.outcomes
         # Idle time counts from the end of the last request (SES14). Admission moved the deadline
         # already; a store is written again only if that was a while ago.
         is_long = outcomes.clock() - self.started_at > outcomes.policy.idle_timeout / 100
-        shared.calls.handled(self)
+        if self._task is None:
+            shared.calls.handled(self)
         if self in shared.detached.runs:
             shared.detached.remove(self)
         if self._questions is not None:
@@ -285,6 +311,52 @@ class RunningRequest:
             self._questions = None  # It knows this request, which would wait for the collector.
         await outcomes.send(self.waiters, outcome, self.record)
 
+    # --- as a task -----------------------------------------------------------------------------
+
+    def _may_become_task(self, tasks: Tasks) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(tasks.policy.after, self._try_to_become_task, tasks)
+
+    def _try_to_become_task(self, tasks: Tasks) -> None:
+        self._shared.background.run(IN_BACKGROUND, self._become_task(tasks))
+
+    async def _become_task(self, tasks: Tasks) -> None:
+        inbound = self._call.inbound
+        if self.done:
+            return
+        try:
+            task = await tasks.create(inbound.principal, inbound.peer, inbound.scope)
+        except StoreUnavailable as failed:
+            logger.warning("a call became no task: %s", failed)
+            if not self.done:
+                self._may_become_task(tasks)
+        except LimitReached as reached:
+            logger.warning("a call became no task: %s", reached)
+        else:
+            if self.done:
+                await tasks.discard(task)
+            else:
+                await self._becomes(task)
+
+    async def _becomes(self, task: RunningTask) -> None:
+        """Answer its client with a task, and run on."""
+        self._task = task
+        task.runs(self)
+        await self._finish(self._after(Outcome(task.created, None)), continues=True)
+
+    def _end_task(self, result: dict[str, Any] | None, error: dict[str, Any] | None) -> None:
+        if self._task is not None:
+            self._shared.calls.handled(self)
+            self._task.ends(result, error)
+
+    def stop_handler(self) -> object:
+        return self._stop()
+
+    @property
+    def _is_expected(self) -> bool:
+        """Whether its client still gets the outcome, as an answer or as that of its task."""
+        return not self.done or self._task is not None
+
     def _after(self, outcome: Outcome) -> Outcome:
         try:
             for stage in reversed(self._call.stages):
@@ -296,6 +368,8 @@ class RunningRequest:
         return outcome
 
     async def _ask_in_rounds(self, asked: PeerRequest, inbound: Inbound) -> dict[str, Any]:
+        if self._task is not None:
+            return await self._task.ask(asked)
         if self._held is None:
             rounds = self._shared.questions.rounds
             asks = asks_of(inbound.peer.capabilities)
@@ -372,6 +446,8 @@ class RunningRequest:
     def can_send_request(self) -> bool:
         inbound = self.waiters[-1].inbound
         if inbound.peer.modern:
+            if self._task is not None:
+                return self._task.may_ask
             if self._held is not None:
                 return self._held.call.can_send_request
             can_wait = self._shared.questions.rounds is not None and not self.done
@@ -394,6 +470,9 @@ class RunningRequest:
             params = restored(params, self._call.instead)
         if self._held is not None and (newest := self._newest) is not None:
             await newest.notify(method, params)
+        elif self._task is not None and method in _NOT_OF_TASKS:
+            # A task has no progress and no log messages: a part of its status is for people.
+            return
         elif not self.done:
             inbound = self.waiters[-1].inbound
             await inbound.channel.emit(inbound.notification(method, params))
@@ -414,6 +493,9 @@ class RunningRequest:
     async def report(self, params: Mapping[str, Any]) -> None:
         if self._held is not None and (newest := self._newest) is not None:
             return await newest.report(params)
+        if self._task is not None:
+            message: object = params.get("message")
+            return self._task.says(message) if isinstance(message, str) else None
         if self.key is not None:
             self._reports = self._reports or Reports()
             if not self._reports.add(params):

@@ -82,7 +82,7 @@ class CallInRounds:
             await self._turn
         if self.has_ended:
             return None
-        return {name: _written(asked) for name, (asked, _) in self._questions.items()}
+        return {name: written(asked) for name, (asked, _) in self._questions.items()}
 
     def end(self, why: Callable[[], PeerError] = call_ended) -> None:
         """Refuse all questions of the call from now on.
@@ -129,7 +129,7 @@ class CallInRounds:
         return self._why is None
 
 
-def _written(asked: PeerRequest) -> dict[str, Any]:
+def written(asked: PeerRequest) -> dict[str, Any]:
     """Write a question as this era does: an elicitation at a URL has no id."""
     if asked.params is None:
         return {"method": asked.method}

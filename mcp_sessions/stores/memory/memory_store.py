@@ -22,7 +22,7 @@ from mcp_sessions.core.life import (
 )
 from mcp_sessions.core.log import UNBOUNDED, EventLog, window_of
 from mcp_sessions.core.request_keys import KeyUse, RequestKeys, found
-from mcp_sessions.core.states import Mode
+from mcp_sessions.core.states import UNNAMED, Mode
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
@@ -108,7 +108,7 @@ class MemoryStore(EventsInMemory, Expiring, EndsInMemory):
         if mode is Mode.CONVERSATION and owner.principal.scopes == principal.scopes:
             # Its credential is no part of it, and there may be many of one principal.
             record.principal = owner.principal
-        if mode is not Mode.CONVERSATION:
+        if mode not in UNNAMED:
             is_kept_whole = mode is Mode.AGENT
             log = EventLog(mint_log_epoch(), UNBOUNDED if is_kept_whole else self._window)
         self._sessions[session_id] = MemorySession(record, log)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 from mcp_sessions.core.life import deadline_of, idle_deadline, new_life
 from mcp_sessions.core.request_keys import Begun, KeyUse, key_cost
-from mcp_sessions.core.states import Mode
+from mcp_sessions.core.states import UNNAMED, Mode
 from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.principal import Principal
@@ -56,7 +56,7 @@ class LivesInRedis(Sleepers):
         life = new_life(mode, now=now, policy=policy)
         owned = self._owned(owner_of(principal))
         member = f"{tag_of(session_id)}.{owned[-16:]}.{int(await self._clock.now()):x}"
-        if mode is Mode.CONVERSATION:
+        if mode in UNNAMED:
             member += OF_CONVERSATION.decode()
         of_one = most_of_one(mode, policy) or 2**53
         # An entry first, then the session: a process that dies in between leaves an entry that

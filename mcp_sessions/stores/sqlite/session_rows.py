@@ -11,7 +11,7 @@ from mcp_sessions.core.life import SLEEPERS as SLEEPING_MODES
 from mcp_sessions.core.life import Life, deadline_of, has_come, idle_deadline, idle_time
 from mcp_sessions.core.log import UNBOUNDED, Window
 from mcp_sessions.core.messages import decode, encode
-from mcp_sessions.core.states import Mode
+from mcp_sessions.core.states import UNNAMED, Mode
 from mcp_sessions.ids import (
     EVENTS,
     ConnectionId,
@@ -152,7 +152,7 @@ def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> Ses
     if cursor.lastrowid is None:
         raise AssertionError("an INSERT has a row id")
     tx.execute("UPDATE meta SET value = value + 1 WHERE name = 'sessions'")
-    if record.mode is not Mode.CONVERSATION:
+    if record.mode not in UNNAMED:
         # No client knows of such a session, and few have events: it is one row.
         log_rows.opened(tx, cursor.lastrowid, EVENTS)
     tx.changes.append((record.session_id, record))

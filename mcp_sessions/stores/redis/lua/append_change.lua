@@ -11,7 +11,7 @@ local change, uri, list = ARGV[6], ARGV[8], ARGV[9]
 
 -- As core/entitlement.py (EVT2, EVT3).
 local function entitled(mode, lists)
-    if mode == 'agent' or mode == 'conversation' then
+    if mode ~= 'protocol' and mode ~= 'transport' then
         return false
     end
     if list == '' then

@@ -38,7 +38,7 @@ local function is_whole_number(text)
     return text and string.match(text, '^%-?%d+$') ~= nil
 end
 
-local MODES = { protocol = true, transport = true, agent = true, conversation = true }
+local MODES = { protocol = true, transport = true, agent = true, conversation = true, task = true }
 
 local function is_session()
     local fields = redis.call('HMGET', base, 'id', 'mode', 'owner', 'maker', 'created', 'expires',

@@ -1,0 +1,82 @@
+"""Turn long calls of tools into tasks, and serve the methods of tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions import method_names
+from mcp_sessions.core.messages import error_body, members_of
+from mcp_sessions.core.named import header_value, name_in
+from mcp_sessions.core.task import declares_tasks, missing_capability
+from mcp_sessions.errors import HEADER_MISMATCH, MISSING_CAPABILITY, InvalidParams
+from mcp_sessions.server.calls.table import Call, Outcome, Stage
+from mcp_sessions.server.requests.tasks import Tasks
+from mcp_sessions.server.upstream.port import UpstreamError
+
+_NAME_HEADER = "mcp-name"
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class TaskCalls(Stage):
+    """Decides whether a call may become a task. Which one does is a matter of time, or of its tool.
+
+    It comes last: a call that is refused, or answered again, starts no task.
+    """
+
+    _tasks: Tasks
+
+    async def before(self, call: Call) -> Outcome | None:
+        request, inbound, policy = call.request, call.inbound, self._tasks.policy
+        if request.method != method_names.CALL_TOOL:
+            return None
+        tool = name_in(request.method, request.params)
+        if tool is None or tool in policy.never:
+            return None
+        if not (inbound.peer.modern and declares_tasks(inbound.peer.capabilities)):
+            if tool in policy.required:
+                raise _refused()
+            return None
+        call.tasks = self._tasks
+        if tool in policy.always or tool in policy.required:
+            call.as_task = await self._tasks.create(inbound.principal, inbound.peer, inbound.scope)
+        return None
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class TaskMethods(Stage):
+    """Answers ``tasks/get``, ``tasks/update`` and ``tasks/cancel``."""
+
+    _tasks: Tasks
+
+    async def before(self, call: Call) -> Outcome | None:
+        request, inbound = call.request, call.inbound
+        if not declares_tasks(inbound.peer.capabilities):
+            raise _refused()
+        params: dict[str, Any] = request.params or {}
+        task_id: object = params.get("taskId")
+        self._check_header(call, task_id)
+        match request.method:
+            case method_names.GET_TASK:
+                result = await self._tasks.get(task_id, inbound.principal)
+            case method_names.UPDATE_TASK:
+                if not isinstance(params.get("inputResponses"), dict):
+                    raise InvalidParams("inputResponses is no object")
+                answers = members_of(params["inputResponses"])
+                result = await self._tasks.update(task_id, answers, inbound.principal)
+            case _:
+                result = await self._tasks.cancel(task_id, inbound.principal)
+        return Outcome(result, None)
+
+    def _check_header(self, call: Call, task_id: object) -> None:
+        request = call.inbound.http.request
+        if request is None or not isinstance(task_id, str):
+            return
+        if request.headers.get(_NAME_HEADER) != header_value(task_id):
+            text = "Mcp-Name does not match the taskId of the params"
+            raise UpstreamError(error_body(HEADER_MISMATCH, text))
+
+
+def _refused() -> UpstreamError:
+    text = "Missing required client capability"
+    return UpstreamError(error_body(MISSING_CAPABILITY, text, missing_capability()))
