@@ -86,6 +86,7 @@ class RunningTask:
         self._is_dirty = False
         self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._saying: asyncio.TimerHandle | None = None
 
     @property
     def created(self) -> Json:
@@ -102,7 +103,13 @@ class RunningTask:
     def says(self, message: str) -> None:
         if not self.record.has_ended:
             self.record.says(message, now=self._tasks.clock())
-            self.changed()
+            if self._saying is None:
+                # A handler may report often: polls here see each report at once.
+                self._saying = asyncio.get_running_loop().call_later(_AGAIN, self._said)
+
+    def _said(self) -> None:
+        self._saying = None
+        self.changed()
 
     @property
     def may_ask(self) -> bool:
@@ -153,8 +160,9 @@ class RunningTask:
 
     def ends(self, result: Json | None, error: Json | None) -> None:
         """Its handler ended. Neither: it was cancelled."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._saying):
+            if timer is not None:
+                timer.cancel()
         status = TaskStatus.COMPLETED if result is not None else TaskStatus.FAILED
         if result is None and error is None:
             if self.record.is_unwanted and self._reason is None:
@@ -216,8 +224,6 @@ class RunningTask:
                 self._is_dirty = False
                 if not await self._write_once():
                     self._is_dirty = True
-                    await asyncio.sleep(_AGAIN)
-                elif not self.record.has_ended and not self.record.questions:
                     await asyncio.sleep(_AGAIN)
         finally:
             self._writing = None

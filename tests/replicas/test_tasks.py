@@ -1,0 +1,76 @@
+"""A task that runs at one replica is polled, fed and cancelled at another (SEP-2663)."""
+
+import asyncio
+
+import pytest
+
+from mcp_sessions.task_policy import TaskPolicy
+from tests.replicas.test_children import UNKNOWN, short_lives
+from tests.server.requests.test_tasks import CAPABILITIES, ENDED, named, text_of, until
+from tests.support.modern import ModernClient
+from tests.support.replicas import Cluster, cluster
+
+pytestmark = [pytest.mark.anyio, pytest.mark.in_process]
+
+TASKS = TaskPolicy(always={"ask", "wait"})
+
+
+def clients(c: Cluster) -> list[ModernClient]:
+    return [ModernClient(w.carrier, capabilities=CAPABILITIES) for w in c.worlds]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_question_of_a_task_is_answered_at_any_replica(seed: int) -> None:
+    async with cluster(3, seed=seed, tasks=TASKS) as c:
+        at = clients(c)
+        task = await at[0].call("ask", {"question": "who?"}).result()
+        asked = await until(at[1], task, "input_required")
+        [key] = asked["inputRequests"]
+        answers = {key: {"action": "accept", "content": {"answer": "me"}}}
+        await at[2].send("tasks/update", named(task, inputResponses=answers)).result()
+        for client in at:
+            assert text_of(await until(client, task, *ENDED)) == "accept: me"
+        assert [w.box.calls for w in c.worlds] == [["ask"], [], []]
+
+
+async def test_a_task_is_cancelled_at_another_replica() -> None:
+    async with cluster(2, tasks=TASKS) as c:
+        one, other = clients(c)
+        task = await one.call("wait", {"gate": "g"}).result()
+        await other.send("tasks/cancel", named(task)).result()
+        assert (await until(other, task, *ENDED))["status"] == "cancelled"
+        assert c[0].box.gate("g").cancelled.is_set()
+
+
+async def test_a_task_whose_replica_was_killed_has_failed_and_runs_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short_lives(monkeypatch)
+    async with cluster(2, tasks=TASKS) as c:
+        one, other = clients(c)
+        task = await one.call("wait", {"gate": "g"}).result()
+        c.kill(0)
+        async with asyncio.timeout(10):
+            failed = await until(other, task, *ENDED)
+        assert (failed["status"], failed["error"]["code"]) == ("failed", UNKNOWN)
+        assert c[1].box.calls == []
+
+
+async def test_an_answer_whose_message_is_lost_arrives_with_a_poll() -> None:
+    async with cluster(2, tasks=TASKS) as c:
+        one, other = clients(c)
+        task = await one.call("ask", {"question": "who?"}).result()
+        [key] = (await until(other, task, "input_required"))["inputRequests"]
+        answers = {key: {"action": "accept", "content": {"answer": "me"}}}
+        bus = c[1].inside.bus
+        lost: list[object] = []
+        sends = bus.try_send
+
+        async def loses(message: object, *, to: str | None = None) -> None:
+            lost.append(message)
+
+        bus.try_send = loses  # pyright: ignore[reportAttributeAccessIssue]
+        await other.send("tasks/update", named(task, inputResponses=answers)).result()
+        bus.try_send = sends  # pyright: ignore[reportAttributeAccessIssue]
+        assert len(lost) == 1
+        assert text_of(await until(other, task, *ENDED)) == "accept: me"
