@@ -40,7 +40,7 @@ class Box(Toolbox):
         answers = await asyncio.gather(
             *(ctx.session.elicit_form(question, schema) for question in ("one?", "two?"))
         )
-        return " ".join(str((each.content or {}).get("answer")) for each in answers)
+        return " ".join(each.content["answer"] for each in answers)
 
     async def _fail(self, ctx: Any, arguments: Json) -> str:
         raise MCPError(types.INVALID_PARAMS, "a wrong argument")
@@ -123,7 +123,7 @@ async def test_a_client_that_declares_nothing_gets_no_task() -> None:
         assert refused.status == 400
         assert w.box.calls == ["echo"]
         for method in ("get", "update", "cancel"):
-            asked = {"taskId": "t", "inputResponses": {}}
+            asked: Json = {"taskId": "t", "inputResponses": {}}
             assert (await plain.send(f"tasks/{method}", asked).error())["code"] == -32021
 
 
@@ -200,7 +200,7 @@ async def test_unknown_expired_and_foreign_tasks_are_one_and_the_same() -> None:
         ]
         task = await alice.call("wait", {"gate": "g"}).result()
         assert (await got(alice, task))["status"] == "working"
-        said = []
+        said: list[Json] = []
         for method in ("get", "update", "cancel"):
             for known in (task, {"taskId": "x" * 43}):
                 params = named(known, inputResponses={})
