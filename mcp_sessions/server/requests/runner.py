@@ -97,14 +97,14 @@ class RequestRunner:
         error = wire_error(SessionNotFound(session_id))
         if self._questions.rounds is not None:
             self._questions.rounds.session_ended(session_id)
-        for question in list(self._questions.by_session.get(session_id, ())):
-            self._questions.fail(question, error["code"], error["message"])
         # In addition to what every -32043 says: this request was begun, so it is not one to send
-        # again in another session.
-        error = {**error, "data": {**error["data"], "started": True}}
+        # again in another session. It comes first: a handler whose question fails would answer.
+        started = {**error, "data": {**error["data"], "started": True}}
         for running in list(self.held.get(session_id, ())):
             if running.ends_with(session_id):
-                await running.abort(error)
+                await running.abort(started)
+        for question in list(self._questions.by_session.get(session_id, ())):
+            self._questions.fail(question, error["code"], error["message"])
 
     async def quiet(self, connection: ClientConnection, timeout: float) -> None:
         tasks = self.calls.tasks(connection.id)
