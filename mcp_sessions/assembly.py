@@ -137,7 +137,7 @@ class Assembly:
             held=runner.held,
             listed=self.upstream.listed,
         )
-        self._audit = audit = Audit(security, environment.process)
+        self._audit = audit = Audit(security, environment.process, runner.shared.names)
         self.lifecycle = self._lifecycle(environment, delivery, audit, conversations)
         self.sessions = Sessions(self.store, clock, self.lifecycle.finish)
         self.conversations = self._bound(conversations, environment, visibility)

@@ -18,6 +18,7 @@ from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
+from mcp_sessions.server.requests.blocking import watched_loop
 from mcp_sessions.server.requests.silence import LongSilences
 from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
@@ -123,7 +124,8 @@ class Lifespan:
                 if self._tasks is not None:
                     background.loop("the rounds over tasks", self._tasks.run)
                 try:
-                    yield
+                    with watched_loop():
+                        yield
                 finally:
                     signals.close()
                     stop()

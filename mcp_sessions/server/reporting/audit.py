@@ -42,11 +42,11 @@ _VERSION = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class Audit:
-    def __init__(self, security: SessionSecurity, process: str) -> None:
+    def __init__(self, security: SessionSecurity, process: str, known: KnownNames) -> None:
         self.logger = logger
         self.security = security
         self._process = process
-        self.known = KnownNames()
+        self.known = known
 
     def begin(
         self,

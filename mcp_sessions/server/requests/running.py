@@ -13,7 +13,7 @@ from mcp_sessions import method_names
 from mcp_sessions.background import report
 from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.core.messages import RequestId, error_body, wire_error
-from mcp_sessions.core.named import NAMED
+from mcp_sessions.core.named import LISTS, NAMED
 from mcp_sessions.core.nearness import own_connection
 from mcp_sessions.core.progress import Progress
 from mcp_sessions.core.visibility import restored
@@ -33,6 +33,7 @@ from mcp_sessions.server.calls.table import Call, Outcome
 from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.server.delivery.questions import check_may_ask
 from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
+from mcp_sessions.server.reporting.loggable import loggable_name
 from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
 from mcp_sessions.server.requests.open_questions import OpenQuestions
 from mcp_sessions.server.requests.outcome import store_error
@@ -172,11 +173,11 @@ class RunningRequest:
 
     async def _run(self, peer: UpstreamPeer, close_peer: bool) -> None:
         try:
-            await self._handle(peer, close_peer)
+            await self.run_handler(peer, close_peer)
         except Exception as failed:
             report("a request", failed)
 
-    async def _handle(self, peer: UpstreamPeer, close_peer: bool) -> None:
+    async def run_handler(self, peer: UpstreamPeer, close_peer: bool) -> None:
         self._has_begun = True
         CURRENT.set(self.handle)
         announced = Announced()
@@ -209,6 +210,8 @@ class RunningRequest:
                 if self._task is None or answered.get("resultType") != INPUT_REQUIRED:
                     break
                 params = await self._task.next_round(answered, request.forwarded)
+            if method in LISTS:
+                self._shared.names.served(method, None, answered)
             result = answered
             if self._call.stages and self._is_expected:
                 result, error, _ = self._after(Outcome(answered, None))
@@ -404,6 +407,12 @@ class RunningRequest:
         return newest if newest is not self else None
 
     # --- what its handler has ------------------------------------------------------------------
+
+    @property
+    def name_for_log(self) -> str | None:
+        """What it names, if the server has listed that."""
+        name = loggable_name(self.request.params)
+        return self._shared.names.name(self.request.method, name) if name is not None else None
 
     @property
     def principal(self) -> Principal:
