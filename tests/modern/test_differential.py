@@ -21,7 +21,7 @@ from tests.support.modern import (
     wanted,
 )
 from tests.support.raw import EXTENSION, Json, call_params
-from tests.support.side_by_side import Side, expect_same, wrapped
+from tests.support.side_by_side import Side, bare, expect_same, wrapped
 
 pytestmark = [
     pytest.mark.anyio,
@@ -335,7 +335,6 @@ HEADERS: list[dict[str, str | None]] = [
     {"Content-Encoding": "gzip"},
     {"Host": None},
     {"Host": "evil.example"},
-    {"Host": "localhost"},
     {"Host": "localhost:1"},
     {"Host": "[::1]:8000"},
     {"Origin": "http://evil.example"},
@@ -357,6 +356,38 @@ async def test_every_header_is_judged_as_the_sdk_does(kind: EverythingKind) -> N
             await client.notify("notifications/cancelled", {"requestId": 1}, headers=headers)
 
     await expect_same_as_sdk(kind, script)
+
+
+NAMES: dict[tuple[str, str], tuple[int, int]] = {
+    ("Host", "localhost"): (421, 200),
+    ("Host", "127.0.0.1"): (421, 200),
+    ("Host", "[::1]"): (421, 200),
+    ("Host", "LOCALHOST:8000"): (421, 200),
+    ("Host", "localhost.:8000"): (421, 200),
+    ("Host", "[0:0:0:0:0:0:0:1]:8000"): (421, 200),
+    ("Host", "localhost:8000/"): (200, 421),
+    ("Host", "localhost:port"): (200, 421),
+    ("Origin", "http://localhost"): (403, 200),
+    ("Origin", "HTTP://LocalHost:3000"): (403, 200),
+    ("Origin", "http://localhost:3000/page"): (200, 403),
+}
+"""A name → the status of the SDK, and of the layer: it compares the parts of a name."""
+
+
+@pytest.mark.parametrize("kind", ["mcpserver", "lowlevel"])
+async def test_the_layer_compares_the_parts_of_a_name_where_the_sdk_compares_text(
+    kind: EverythingKind,
+) -> None:
+    """Rules 1 to 3 of ``origin.py``. Nothing else of Host and Origin is judged in another way."""
+    answered: list[list[int | None]] = []
+    for side_of in (bare, wrapped):
+        async with side_of(lambda: make_everything(kind)) as side:
+            client = side.client()
+            for name, value in NAMES:
+                await client.send("tools/list", headers={name: value}).done()
+            answered.append([reply.status for reply in side.replies])
+    sdk, ours = answered
+    assert dict(zip(NAMES, zip(sdk, ours, strict=True), strict=True)) == NAMES
 
 
 @pytest.mark.parametrize(

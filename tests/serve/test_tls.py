@@ -91,12 +91,14 @@ def test_websocket_is_served_over_tls(served: str, files: Files) -> None:
 
 
 def test_a_client_that_does_not_complete_its_handshake_is_cut(files: Files) -> None:
-    """It has ``receive_timeout``, and a line in the log counts it."""
+    """It has ``receive_timeout``, and a line in the log counts it.
+
+    No other client connects here: on a busy machine a handshake takes longer than this timeout.
+    """
     with over_tls(files, "--receive-timeout", "0.5") as setup:
         silent = setup.connect()
         assert closed_by_peer(silent) == b""
-        assert "closed: no complete request came in time" in read_lines(setup.process, 1)
-        setup.health()
+        assert "closed: no complete request came in time" in setup.log()
 
 
 SILENT: dict[str, bytes] = {
