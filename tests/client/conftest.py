@@ -3,6 +3,13 @@
 import pytest
 
 from tests.support.apps import DEPRECATED
+from tests.support.forking import have_imported
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_start_at_once() -> None:
+    """A server has seconds to start in."""
+    have_imported()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -302,7 +302,8 @@ async def client_of(layer: AcpSessionLayer) -> AsyncGenerator[RawClient]:
 async def conversation(
     agent: Any = None, store: SessionStore | None = None, **options: Any
 ) -> AsyncGenerator[RawClient]:
-    """A client that has shaken hands with a layer of its own."""
+    """A client that has shaken hands with a layer of its own. MCP servers may start slowly."""
+    options = {"connect_timeout": 30, **options}
     layer = AcpSessionLayer(agent or ScriptedAgent(), store=store or MemoryStore(), **options)
     async with client_of(layer) as client:
         await client.initialize()

@@ -47,9 +47,23 @@ def fork_programs() -> None:
     """From now on, in this process."""
     if sys.platform == "linux" and os.environ.get("SESSIONS_TESTS_FORK") != "no":
         module = cast(Any, subprocess)
-        module._fork_exec = Forking(module._fork_exec).start
+        forking = Forking(module._fork_exec)
+        _FORKING.append(forking)
+        module._fork_exec = forking.start
         # Of two ways to start a process this is the other.
         module._USE_POSIX_SPAWN = False
+
+
+_FORKING: list["Forking"] = []
+"""The one of this process."""
+
+
+def have_imported() -> None:
+    """Wait until the process that forks has imported the SDK. It blocks the event loop: a test
+    whose server has a time to start in calls this before.
+    """
+    for forking in _FORKING:
+        forking.prepare()
 
 
 class Forking:
@@ -72,17 +86,23 @@ class Forking:
             number if number != -1 else own
             for own, number in enumerate((read_by, written_by, complained_by))
         ]
+        channel = self.prepare()
         with self._lock:
-            if self._channel is None:
-                self._channel = self._forker()
             # A process whose parent exits becomes a child of the nearest one that asked for it.
             _reap_orphans(True)
             try:
-                socket.send_fds(self._channel, [order], files)
-                pid = int(self._channel.recv(32))
+                socket.send_fds(channel, [order], files)
+                pid = int(channel.recv(32))
             finally:
                 _reap_orphans(False)
         return pid
+
+    def prepare(self) -> socket.socket:
+        with self._lock:
+            if self._channel is None:
+                self._channel = self._forker()
+                self._channel.recv(32)
+            return self._channel
 
     def _forker(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -218,6 +238,8 @@ if __name__ == "__main__":
     for _name in IMPORTED:
         import_module(_name)
     gc.freeze()
-    _found = _ordered(socket.socket(fileno=_channel))
+    _orders = socket.socket(fileno=_channel)
+    _orders.send(b"imported")
+    _found = _ordered(_orders)
     if _found is not None:
         _run(*_found)
