@@ -170,6 +170,11 @@ class TaskRecord:
         if error is not None:
             self.message = str(error.get("message", ""))
 
+    def loses(self, error: Json) -> None:
+        """It has ended, and its outcome cannot be kept: it failed."""
+        self.status, self.result, self.error = TaskStatus.FAILED, None, error
+        self.message = str(error["message"])
+
     # --- what its client sees ----------------------------------------------------------------
 
     def shown(self, task_id: str, time_of: Callable[[float], str]) -> Json:

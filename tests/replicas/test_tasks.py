@@ -74,3 +74,14 @@ async def test_an_answer_whose_message_is_lost_arrives_with_a_poll() -> None:
         bus.try_send = sends  # pyright: ignore[reportAttributeAccessIssue]
         assert len(lost) == 1
         assert text_of(await until(other, task, *ENDED)) == "accept: me"
+
+
+async def test_the_end_of_a_session_at_another_replica_ends_its_task() -> None:
+    async with cluster(2, tasks=TASKS) as c:
+        one, other = clients(c)
+        session = (await one.start())["sessionId"]
+        task = await one.call("wait", {"gate": "g"}, session=session).result()
+        await other.send("session/end", {"sessionId": session}).result()
+        ended = await until(other, task, *ENDED)
+        assert (ended["status"], ended["error"]["code"]) == ("failed", -32043)
+        assert c[0].box.gate("g").cancelled.is_set()

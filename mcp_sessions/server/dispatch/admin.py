@@ -78,7 +78,9 @@ class Sessions:
                 record.client.subscriptions,
             )
             for record in sorted(records, key=lambda record: record.life.created_at)
-            if not has_come(record.life.expires_at, now) and (mode is None or record.mode is mode)
+            if not has_come(record.life.expires_at, now)
+            and record.mode is not Mode.TASK
+            and (mode is None or record.mode is mode)
         ]
 
     async def end(self, session_id: str) -> bool:

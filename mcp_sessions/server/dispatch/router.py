@@ -143,7 +143,7 @@ class Router:
         path = self.path
         if request.method in method_names.OF_SESSIONS:
             return path.ours
-        if path.of_tasks and request.method in method_names.OF_TASKS:
+        if path.of_tasks and request.method in method_names.OF_TASKS and inbound.peer.modern:
             return path.of_tasks
         if request.key is not None:
             return path.keyed
@@ -172,6 +172,8 @@ class Router:
                 if lock is not None:
                     lock.release()
                 if call.work is None:
+                    if call.as_task is not None:
+                        call.tasks.discard(call.as_task)
                     if call.is_open and not is_again:
                         self._runner.calls.close(call)
                 elif call.error is not None:

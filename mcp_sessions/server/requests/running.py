@@ -189,9 +189,13 @@ class RunningRequest:
         try:
             if self.done:
                 # Cancelled before it began.
+                if self._call.as_task is not None:
+                    self._call.tasks.discard(self._call.as_task)
                 return
             if self._call.as_task is not None:
-                await self._becomes(self._call.as_task)
+                # If this is cancelled now, its client still gets the answer.
+                becoming = self._becomes(self._call.as_task, self._call.tasks)
+                await asyncio.shield(self._shared.background.run(IN_BACKGROUND, becoming))
             # A handler does not get the credential by which its client names the session.
             method, params = request.method, request.forwarded
             rounds = self._shared.questions.rounds if self._call.inbound.peer.modern else None
@@ -336,13 +340,13 @@ class RunningRequest:
         except LimitReached as reached:
             logger.warning("a call became no task: %s", reached)
         else:
-            if self.done:
-                await tasks.discard(task)
-            else:
-                await self._becomes(task)
+            await self._becomes(task, tasks)
 
-    async def _becomes(self, task: RunningTask) -> None:
+    async def _becomes(self, task: RunningTask, tasks: Tasks) -> None:
         """Answer its client with a task, and run on."""
+        if self.done:
+            tasks.discard(task)
+            return
         self._task = task
         task.runs(self)
         await self._finish(self._after(Outcome(task.created, None)), continues=True)

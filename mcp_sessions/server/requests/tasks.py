@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol
 from mcp_sessions.background import Background
 from mcp_sessions.core.life import has_come
 from mcp_sessions.core.messages import error_body, wire_error
+from mcp_sessions.core.resume import is_session_id
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.task import Json, TaskRecord, TaskStatus
 from mcp_sessions.errors import (
@@ -60,6 +61,11 @@ _AGAIN: Final = 1.0
 _CLOSING: Final = 5.0
 """Seconds that the last writes have when the process stops."""
 
+_MESSAGE: Final = 1_000
+"""Characters of what a task says to people, at most."""
+
+_NO_TASK: Final = "there is no such task"
+
 INPUT_REQUIRED: Final = "input_required"
 
 
@@ -79,9 +85,6 @@ class RunningTask:
         self.version = 0
         self._tasks, self._asks = tasks, asks
         self._work: Work | None = None
-        self._reason: Json | None = None
-        """Why it was stopped; None: it was not, or its client wanted it."""
-
         self._waiting: dict[str, asyncio.Future[Json]] = {}
         self._is_dirty = False
         self._writing: asyncio.Task[None] | None = None
@@ -102,7 +105,7 @@ class RunningTask:
 
     def says(self, message: str) -> None:
         if not self.record.has_ended:
-            self.record.says(message, now=self._tasks.clock())
+            self.record.says(message[:_MESSAGE], now=self._tasks.clock())
             if self._saying is None:
                 # A handler may report often: polls here see each report at once.
                 self._saying = asyncio.get_running_loop().call_later(_AGAIN, self._said)
@@ -132,6 +135,9 @@ class RunningTask:
         for request in requests.values():
             if not accepts(self._asks, str(request.get("method")), request.get("params")):
                 raise NotAskable(str(request.get("method")))
+        if not requests:
+            # The server asks for another turn, and for nothing else.
+            await asyncio.sleep(self._tasks.policy.poll_interval)
         waiting = [self._answer_to(request, None, key=key) for key, request in requests.items()]
         answers = await asyncio.gather(*waiting)
         following = {**(params or {}), "inputResponses": dict(zip(requests, answers, strict=True))}
@@ -160,20 +166,23 @@ class RunningTask:
 
     def ends(self, result: Json | None, error: Json | None) -> None:
         """Its handler ended. Neither: it was cancelled."""
+        self._work = None
+        if self.record.has_ended:
+            return
         for timer in (self._timer, self._saying):
             if timer is not None:
                 timer.cancel()
         status = TaskStatus.COMPLETED if result is not None else TaskStatus.FAILED
         if result is None and error is None:
-            if self.record.is_unwanted and self._reason is None:
+            if self.record.is_unwanted:
                 status = TaskStatus.CANCELLED
             else:
-                error = self._reason or wire_error(OutcomeUnknown())
+                error = wire_error(OutcomeUnknown())
         policy = self._tasks.policy
         self.record.ends(
             status, now=self._tasks.clock(), ttl=policy.ttl, result=result, error=error
         )
-        self._work = None
+        self.record.message = self.record.message[:_MESSAGE]
         self.changed()
 
     # --- what its client wants ---------------------------------------------------------------
@@ -193,22 +202,21 @@ class RunningTask:
     def unwanted(self) -> None:
         if not self.record.has_ended:
             self.record.is_unwanted = True
-            self._stop()
+            if self._work is not None:
+                self._work.stop_handler()
 
     def stop(self, reason: Json) -> None:
-        """Cancel its handler. It fails for this reason."""
-        self._reason = self._reason or reason
-        self._stop()
+        """End it for this reason, and cancel its handler, however long that takes it."""
+        work = self._work
+        self.ends(None, reason)
+        if work is not None:
+            work.stop_handler()
 
     def _took_too_long(self) -> None:
         logger.warning(
             "task %s is cancelled: it ran for longer than TaskPolicy.max_time", digest(self.id)
         )
         self.stop(error_body(INTERNAL_ERROR, "the task ran for too long"))
-
-    def _stop(self) -> None:
-        if self._work is not None:
-            self._work.stop_handler()
 
     # --- the store ---------------------------------------------------------------------------
 
@@ -238,7 +246,8 @@ class RunningTask:
                 self.version += 1
                 return True
             await self.refresh()
-            return False
+            self._is_dirty = True
+            return True
         except StoreUnavailable as failed:
             logger.warning("task %s is not stored yet: %s", digest(self.id), failed)
             return False
@@ -247,8 +256,9 @@ class RunningTask:
                 "the outcome of task %s is lost: it has more than %s (%d) bytes",
                 *(digest(self.id), limit.limit, limit.most),
             )
-            self.record.result, self.record.status = None, TaskStatus.FAILED
-            self.record.error = error_body(INTERNAL_ERROR, "the outcome is too large to keep")
+            lost = error_body(INTERNAL_ERROR, "the outcome is too large to keep")
+            self.stop(lost)
+            self.record.loses(lost)
             self._is_dirty = True
             return True
 
@@ -263,11 +273,9 @@ class RunningTask:
             return
         self.version = stored.version
         noted = TaskRecord.read(stored.value)
-        self.record.takes(noted.answers, now=self._tasks.clock())
-        self._deliver()
+        self.answered(noted.answers)
         if noted.is_unwanted and not self.record.is_unwanted:
             self.unwanted()
-        self.changed()
 
     async def settled(self) -> None:
         """Wait until it is stored as it is."""
@@ -282,11 +290,13 @@ class Tasks:
         self.background = Background()
         self._process = environment.process
         self._every = min(_EVERY, environment.policy.idle_timeout / 10)
-        self._question_timeout = environment.policy.question_timeout
         self._here: dict[SessionId, RunningTask] = {}
         self._kept: dict[SessionId, tuple[float, Hashable]] = {}
-        """Tasks of this process that have ended and are stored → when they are forgotten, and whose
-        they are."""
+        """Tasks of this process that have ended and are stored, or of which no client knows → when
+        they are forgotten, and whose they are."""
+
+        self._found_here: dict[SessionId, float] = {}
+        """Tasks that were there when this process started → when they are looked at again."""
 
         self._shares = Counter[Hashable]()
 
@@ -315,15 +325,16 @@ class Tasks:
             await self.store.create(Mode.TASK, _STORED_AS, peer=None, now=now, session_id=task_id)
             await self.store.replace_data(task_id, record.written(), expected_version=0)
         except BaseException:
-            self._forget(task_id, share)
+            # The store may have it.
+            self.discard(task)
             raise
         task.version = 1
         return task
 
-    async def discard(self, task: RunningTask) -> None:
-        """Remove a task of which no client knows."""
-        self._forget(task.id, task.share)
-        await self.store.end(task.id)
+    def discard(self, task: RunningTask) -> None:
+        """Remove a task of which no client knows: in the next round, as the store may be away."""
+        if self._here.pop(task.id, None) is not None:
+            self._kept[task.id] = self.clock(), task.share
 
     # --- what clients ask --------------------------------------------------------------------
 
@@ -364,6 +375,8 @@ class Tasks:
     ) -> tuple[SessionId, TaskRecord, int]:
         if not isinstance(task_id, str):
             raise InvalidParams("taskId is no text")
+        if not is_session_id(task_id):
+            raise InvalidParams(_NO_TASK)
         known = SessionId(task_id)
         here = self._here.get(known)
         if here is not None:
@@ -372,7 +385,7 @@ class Tasks:
             record, version = await self._stored(known)
         is_over = record is None or has_come(record.expires_at or math.inf, self.clock())
         if record is None or is_over or not record.may_be_used_by(principal):
-            raise InvalidParams("there is no such task")
+            raise InvalidParams(_NO_TASK)
         return known, record, version
 
     async def _stored(self, task_id: SessionId) -> tuple[TaskRecord | None, int]:
@@ -424,37 +437,45 @@ class Tasks:
     # --- time --------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep the tasks of this process while they count, and forget them afterwards."""
-        await self._sweep()
+        """Keep tasks while they count, and forget them afterwards."""
+        for session in await self.store.all_sessions(_STORED_AS):
+            if session.session_id not in self._here and session.session_id not in self._kept:
+                await self._look_at(session.session_id)
         while True:
             await asyncio.sleep(self._every)
-            now = self.clock()
-            for task_id, (until, share) in list(self._kept.items()):
-                if has_come(until, now):
-                    await self.store.end(task_id)
-                    del self._kept[task_id]
-                    self._forget(task_id, share)
-            await self.store.touch([*self._here, *self._kept], now=now)
-            for task in list(self._here.values()):
-                if task.record.questions and self.bus.is_shared:
-                    await task.refresh()
+            await self.round()
 
-    async def _sweep(self) -> None:
-        """Forget tasks of processes that are gone, whose time has passed."""
-        for session in await self.store.all_sessions(_STORED_AS):
-            if session.session_id not in self._here:
-                await self._stored(session.session_id)
+    async def round(self) -> None:
+        now = self.clock()
+        for task_id, (until, share) in list(self._kept.items()):
+            if has_come(until, now):
+                await self.store.end(task_id)
+                del self._kept[task_id]
+                self._shares[share] -= 1
+                if self._shares[share] <= 0:
+                    del self._shares[share]
+        for task_id, until in list(self._found_here.items()):
+            if has_come(until, now):
+                await self._look_at(task_id)
+        await self.store.touch([*self._here, *self._kept, *self._found_here], now=now)
+        for task in list(self._here.values()):
+            if task.record.questions and self.bus.is_shared:
+                await task.refresh()
+
+    async def _look_at(self, task_id: SessionId) -> None:
+        """Forget a task of another process, now or when its time has passed. If that process is
+        gone, it has failed.
+        """
+        record, _ = await self._stored(task_id)
+        if record is None:
+            self._found_here.pop(task_id, None)
+        else:
+            self._found_here[task_id] = record.expires_at or self.clock() + self.policy.ttl
 
     def stored_end(self, task: RunningTask) -> None:
         if self._here.pop(task.id, None) is not None:
             until = task.record.expires_at or self.clock()
             self._kept[task.id] = until, task.share
-
-    def _forget(self, task_id: SessionId, share: Hashable) -> None:
-        self._here.pop(task_id, None)
-        self._shares[share] -= 1
-        if self._shares[share] <= 0:
-            del self._shares[share]
 
     async def close(self) -> None:
         """Store the last changes, as long as the store takes them."""

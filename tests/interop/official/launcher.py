@@ -82,7 +82,11 @@ def main(folder: str, kind: str, stack: str = "") -> None:
         module.mcp.run(transport="stdio")
         return
     kinds = {"bare": bare, "wrapped": wrapped, "bound": bound, "command": command, "url": url}
-    app = kinds[kind](module)
+    serve(kinds[kind](module), stack)
+
+
+def serve(app: ASGIApp, stack: str) -> None:
+    """Serve on a free port of loopback, and write it to stdout."""
     loop, http = {"h11": ("asyncio", "h11"), "httptools": ("uvloop", "httptools")}[stack]
     config = uvicorn.Config(
         app,

@@ -1,4 +1,4 @@
-"""The everything-server in a process of its own, bare or wrapped."""
+"""A server for the suites in a process of its own, bare or wrapped."""
 
 import os
 import select
@@ -20,7 +20,13 @@ STOP_SECONDS = 10.0
 
 @contextmanager
 def everything_server(
-    folder: Path, kind: Kind, stack: Stack, *, log: Path, behind: str | None = None
+    folder: Path,
+    kind: Kind,
+    stack: Stack,
+    *,
+    log: Path,
+    behind: str | None = None,
+    program: str = "launcher.py",
 ) -> Generator[str]:
     """Run it until the block ends, and give its URL.
 
@@ -29,11 +35,12 @@ def everything_server(
         stack: See ``launcher.py``.
         log: Where it writes what it has to say.
         behind: Where the bare one is, before which a ``url`` stands.
+        program: What launches it, in this folder.
 
     Raises:
         AssertionError: It did not start, or it did not stop.
     """
-    command = [sys.executable, str(HERE / "launcher.py"), str(folder), kind, stack]
+    command = [sys.executable, str(HERE / program), str(folder), kind, stack]
     # The same packages as in this process, wherever pytest found them.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     if behind is not None:

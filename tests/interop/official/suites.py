@@ -76,6 +76,8 @@ SUITES = (
 )
 
 
+NEWEST = SUITES[-1].package
+
 CLOSES_STREAM = Departure("server-sse-polling", "server-sse-disconnect-resume", "SUCCESS", "INFO")
 
 
@@ -152,12 +154,37 @@ def run(suite: Suite, url: str, *, installed: Installed, into: Path) -> Outcome:
     Raises:
         AssertionError: It did not finish, or its summary is not what it wrote.
     """
-    program = installed.modules / suite.package / "dist" / "index.js"
-    command = [str(installed.node), str(program), "server", "--url", url, "--suite", "all"]
-    command += ["--spec-version", suite.spec_version, "--output-dir", str(into)]
+    which = ["--suite", "all", "--spec-version", suite.spec_version]
+    done = _run(suite.package, url, which, installed=installed, into=into)
+    total = _TOTAL.search(done.stdout)
+    assert total is not None, (
+        f"{suite} ended with {done.returncode} and no summary:\n{done.stdout[-3000:]}"
+    )
+    outcome = read(into)
+    counted = (outcome.count("SUCCESS"), outcome.count("FAILURE"))
+    assert counted == tuple(int(number) for number in total.groups()), (
+        f"{suite} says {total[0]!r}, but wrote {counted}"
+    )
+    return outcome
+
+
+def run_scenario(scenario: str, url: str, *, installed: Installed, into: Path) -> Outcome:
+    """Run one scenario of the newest suite. It raises as :func:`run` does."""
+    done = _run(NEWEST, url, ["--scenario", scenario], installed=installed, into=into)
+    outcome = read(into)
+    assert outcome.judged, f"{scenario} ended with {done.returncode}:\n{done.stdout[-3000:]}"
+    return outcome
+
+
+def _run(
+    package: str, url: str, which: Sequence[str], *, installed: Installed, into: Path
+) -> subprocess.CompletedProcess[str]:
+    program = installed.modules / package / "dist" / "index.js"
+    command = [str(installed.node), str(program), "server", "--url", url, *which]
+    command += ["--output-dir", str(into)]
     try:
         # It exits with 1 if a check failed; what counts is what it wrote.
-        done = subprocess.run(
+        return subprocess.run(
             command,
             cwd=into,
             stdin=subprocess.DEVNULL,
@@ -169,18 +196,8 @@ def run(suite: Suite, url: str, *, installed: Installed, into: Path) -> Outcome:
     except subprocess.TimeoutExpired as hung:
         output = (hung.output or b"").decode("utf-8", "replace")
         raise AssertionError(
-            f"{suite} did not finish within {SUITE_SECONDS:g} s:\n{output[-3000:]}"
+            f"{package} did not finish within {SUITE_SECONDS:g} s:\n{output[-3000:]}"
         ) from None
-    total = _TOTAL.search(done.stdout)
-    assert total is not None, (
-        f"{suite} ended with {done.returncode} and no summary:\n{done.stdout[-3000:]}"
-    )
-    outcome = read(into)
-    counted = (outcome.count("SUCCESS"), outcome.count("FAILURE"))
-    assert counted == tuple(int(number) for number in total.groups()), (
-        f"{suite} says {total[0]!r}, but wrote {counted}"
-    )
-    return outcome
 
 
 def read(folder: Path) -> Outcome:

@@ -6,10 +6,10 @@ import subprocess
 import pytest
 
 from tests.interop.official.installs import Installed
+from tests.interop.official.suites import NEWEST
 
 pytestmark = pytest.mark.full
 
-NEWEST = "conformance-0.2"
 ABOUT_ACCESS = re.compile(r"auth|token|oauth|scope|credential", re.I)
 
 

@@ -9,8 +9,9 @@ import pytest
 from mcp import types
 from mcp.shared.exceptions import MCPError
 
-from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.errors import ConfigurationError, InvalidParams, StoreUnavailable
 from mcp_sessions.layer import SessionLayer
+from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.memory.memory_store import MemoryStore
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from mcp_sessions.task_policy import TaskPolicy
@@ -336,3 +337,166 @@ def test_tasks_need_a_store() -> None:
 def test_a_wrong_policy_is_refused(wrong: Json) -> None:
     with pytest.raises(ConfigurationError):
         TaskPolicy(**wrong)
+
+
+class FailingStore(MemoryStore):
+    """Does what it is asked, and does not say so, or is away."""
+
+    def __init__(self, fails: str) -> None:
+        super().__init__()
+        self.fails = fails
+
+    async def replace_data(self, *args: Any, **more: Any) -> Any:
+        if self.fails == "replace_data":
+            raise StoreUnavailable("away")
+        return await super().replace_data(*args, **more)
+
+    async def create(self, *args: Any, **more: Any) -> Any:
+        made = await super().create(*args, **more)
+        if self.fails == "create":
+            raise StoreUnavailable("the answer was lost")
+        return made
+
+
+@pytest.mark.parametrize("fails", ["create", "replace_data"])
+async def test_a_task_that_was_stored_in_part_is_forgotten(fails: str) -> None:
+    store = FailingStore(fails)
+    async with world(store=store, tasks=AT_ONCE) as w:
+        client = client_of(w)
+        refused = await client.call("echo", {"text": "hi"}).done()
+        assert refused.status == 503
+        assert w.box.calls == []
+        store.fails = ""
+        await tasks_of(w).round()
+        assert await store.all_sessions() == []
+        assert await counts(w) == 0
+
+
+async def test_a_call_that_is_refused_after_its_task_was_made_leaves_none() -> None:
+    """Its server cannot serve it: the stage that comes last refuses it."""
+    store = MemoryStore()
+    async with world(store=store, tasks=AT_ONCE) as w:
+        stage = w.inside.router.path.alone[-1]
+
+        class Refuses(type(stage)):  # pyright: ignore[reportUntypedBaseClass]
+            async def before(self, call: Any) -> Any:
+                raise InvalidParams("refused")
+
+        stage.__class__ = Refuses
+        assert (await client_of(w).call("echo", {"text": "hi"}).error())["code"] == -32602
+        await tasks_of(w).round()
+        assert await store.all_sessions() == []
+        assert await counts(w) == 0
+
+
+def tasks_of(w: World) -> Any:
+    return w.inside.runner.tasks
+
+
+async def counts(w: World) -> int:
+    tasks = tasks_of(w)
+    return len(tasks._here) + len(tasks._kept) + sum(tasks._shares.values())
+
+
+async def test_a_task_that_ended_before_a_restart_is_forgotten_in_time(tmp_path: Path) -> None:
+    path = str(tmp_path / "sessions.db")
+    policy = TaskPolicy(always={"echo", "wait"}, ttl=60)
+    async with world(store=SQLiteStore(path), tasks=policy) as w:
+        client = client_of(w)
+        ended = await client.call("echo", {"text": "hi"}).result()
+        await until(client, ended, "completed")
+        await client.call("wait", {"gate": "g"}).result()
+        now = w.clock.now
+    store = SQLiteStore(path)
+    async with world(store=store, tasks=policy) as w:
+        w.clock.now = now + 1
+        await looked(w)
+        assert len(await store.all_sessions()) == 2
+        w.clock.now += 62
+        await tasks_of(w).round()
+        assert await store.all_sessions() == []
+
+
+async def looked(w: World) -> None:
+    """Let the tasks that were there be found."""
+    for _ in range(500):
+        if len(tasks_of(w)._found_here) == 2:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the tasks were not found")
+
+
+async def test_the_end_of_a_session_ends_a_task_whose_handler_does_not_stop() -> None:
+    box = Box()
+    goes_on, has_ended = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(ctx: Any, arguments: Json) -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await goes_on.wait()
+        has_ended.set()
+        return "late"
+
+    box.tools["stubborn"] = stubborn
+    async with world(tasks=TaskPolicy(always={"stubborn"}), box=box) as w:
+        client = client_of(w)
+        session = (await client.start())["sessionId"]
+        task = await client.call("stubborn", session=session).result()
+        await client.send("session/end", {"sessionId": session}).result()
+        ended = await got(client, task)
+        assert (ended["status"], ended["error"]["code"]) == ("failed", -32043)
+        goes_on.set()
+        await has_ended.wait()
+        assert await got(client, task) == ended
+
+
+@pytest.mark.parametrize("name", ["\ud800", "x" * 100_000, ""])
+async def test_what_is_no_id_of_a_task_is_answered_as_an_unknown_one(name: str) -> None:
+    """A store may refuse such a key in a way of its own."""
+    async with world(tasks=AT_ONCE) as w:
+        tasks = tasks_of(w)
+        with pytest.raises(InvalidParams, match="there is no such task"):
+            await tasks.get(name, ANONYMOUS)
+
+
+async def test_a_message_for_people_has_a_bound() -> None:
+    async with world(tasks=AT_ONCE, box=Box(), max_data_bytes=4_000) as w:
+
+        async def talks(ctx: Any, arguments: Json) -> str:
+            await ctx.session.report_progress(1, 2, "x" * 8_000)
+            await w.box.gate("end").arrive()
+            return "done"
+
+        w.box.tools["wait"] = talks
+        client = client_of(w)
+        task = await client.call("wait", meta={"progressToken": 1}).result()
+        await w.box.gate("end").started.wait()
+        assert len((await got(client, task))["statusMessage"]) == 1_000
+        w.box.gate("end").go.set()
+        assert text_of(await until(client, task, *ENDED)) == "done"
+
+
+async def test_a_question_that_is_too_large_ends_its_task() -> None:
+    async with world(tasks=AT_ONCE, box=Box(), max_data_bytes=4_000) as w:
+        client = client_of(w)
+        task = await client.call("ask", {"question": "x" * 8_000}).result()
+        shown = await until(client, task, "failed")
+        assert shown["error"]["code"] == -32603
+        assert shown["ttlMs"] >= 3_600_000
+        assert shown["statusMessage"] == shown["error"]["message"]
+
+
+async def test_a_task_is_no_session_in_the_list() -> None:
+    async with world(tasks=AT_ONCE) as w:
+        await client_of(w).call("wait", {"gate": "g"}).result()
+        assert await w.layer.sessions.list() == []
+
+
+async def test_a_client_of_the_handshake_reaches_the_tasks_of_its_server() -> None:
+    """They had another shape in its era: the layer's tasks are not in their way."""
+    async with world(tasks=AT_ONCE) as w:
+        client = RawClient(w.carrier)
+        await client.initialize()
+        sent = client.send("tasks/get", {"taskId": "t"})
+        assert (await sent.error())["code"] == -32601
