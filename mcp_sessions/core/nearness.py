@@ -10,7 +10,7 @@ import ipaddress
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 BY_NAME = "mcp_sessions.by_name"
@@ -82,8 +82,9 @@ def is_near(scope: Mapping[str, Any]) -> bool:
     if scope.get("http_version") == "1.0":
         return False
     ends = (scope.get("client"), scope.get("server"))
-    if not all(end and is_loopback(end[0]) for end in ends):
-        # A Unix socket has no address: whoever connects to it is a proxy, as a rule.
+    if not all(end and end[1] and is_loopback(end[0]) for end in ends):
+        # A Unix socket has no address: whoever connects to it is a proxy, as a rule. The client of
+        # a named proxy has no port.
         return False
     hosts: list[bytes] = [value for name, value in scope["headers"] if name == b"host"]
     return (
@@ -97,18 +98,25 @@ def own_connection(scope: Mapping[str, Any]) -> Hashable:
     """The connection that a request came on, if all its requests are of one client. A proxy sends
     requests of several clients on one: if a request shows a sign of a proxy, None.
 
+    uvicorn gives all requests of a connection the same object. An equal one may be of a later
+    connection from that address and port, and so of another client.
+
     Args:
         scope: Of ASGI.
+
+    Returns:
+        A tuple if nothing shows when the connection ends.
     """
-    host, port = scope.get("client") or ("", 0)
-    # uvicorn writes the client of a trusted proxy there, without a port.
+    ends = cast("tuple[str, int] | list[str | int] | None", scope.get("client"))
+    # The client of a named proxy has no port.
     if (
-        not port
+        not isinstance(ends, tuple)
+        or not ends[1]
         or scope.get("http_version") == "1.0"
         or _has_sign([n for n, _ in scope["headers"]])
     ):
         return None
-    return scope.get("state", {}).get(CLIENT) or (host, port)
+    return scope.get("state", {}).get(CLIENT) or (id(ends), ends)
 
 
 def is_local_name(host: str) -> bool:

@@ -75,9 +75,9 @@ class BehindProxies:
     _proxies: Proxies
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        peer = scope.get("client")
-        if scope["type"] in ("http", "websocket") and self._proxies.have(peer[0] if peer else None):
-            client = self._proxies.client_of(_values(scope, b"x-forwarded-for"))
+        peer, _ = scope.get("client") or (None, 0)
+        if scope["type"] in ("http", "websocket") and self._proxies.have(peer):
+            client = self._proxies.client_of(_values(scope, b"x-forwarded-for")) or peer
             if client is not None:
                 # Without a port: its connection ends at the proxy.
                 scope["client"] = (client, 0)

@@ -19,8 +19,8 @@ import pytest
 
 from mcp_sessions.cli.external import given_options
 from mcp_sessions.cli.serve_options import parsed
-from tests.support.children import CHILD, MODERN_CHILD, children_of, is_alive
-from tests.support.duplex import ELICITS
+from tests.support.children import CHILD, MODERN_CHILD, child_world, children_of, is_alive
+from tests.support.duplex import ELICITS, listening
 from tests.support.modern import MODERN, envelope
 from tests.support.processes import wait_until_it_listens
 from tests.support.raw import RawClient, SocketCarrier, text_of
@@ -53,44 +53,72 @@ def test_a_command_is_served_and_nothing_of_it_is_left(
         raise AssertionError("a process is left")
 
 
+def pid_of(client: http.client.HTTPConnection) -> int:
+    """The process that serves a client which can be asked."""
+    params = {"name": "pid", "arguments": {}, "_meta": envelope(capabilities=ELICITS)}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    headers = {
+        "accept": "application/json, text/event-stream",
+        "content-type": "application/json",
+        "mcp-protocol-version": MODERN,
+        "mcp-method": "tools/call",
+        "mcp-name": "pid",
+    }
+    client.request("POST", "/mcp", json.dumps(message), headers)
+    return int(text_of(json.loads(client.getresponse().read())["result"]))
+
+
+def connected(port: int, own: int) -> http.client.HTTPConnection:
+    client = http.client.HTTPConnection("127.0.0.1", port)
+    client.sock = socket.socket()
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Its end leaves nothing behind that keeps the port.
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.sock.bind(("127.0.0.1", own))
+    client.sock.settimeout(30)
+    client.sock.connect(("127.0.0.1", port))
+    return client
+
+
+def pids_from_one_port(port: int) -> list[int]:
+    """Two requests on a connection, and one on a later connection from the same port."""
+    first = connected(port, 0)
+    own = first.sock.getsockname()[1]
+    pids = [pid_of(first), pid_of(first)]
+    first.close()
+    second = connected(port, own)
+    pids.append(pid_of(second))
+    second.close()
+    return pids
+
+
 def test_a_later_connection_from_the_same_port_is_another_client(tmp_path: Path) -> None:
     """The process of the first one ends with it."""
-
-    def pid_of(client: http.client.HTTPConnection) -> int:
-        params = {"name": "pid", "arguments": {}, "_meta": envelope(capabilities=ELICITS)}
-        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-        headers = {
-            "accept": "application/json, text/event-stream",
-            "content-type": "application/json",
-            "mcp-protocol-version": MODERN,
-            "mcp-method": "tools/call",
-            "mcp-name": "pid",
-        }
-        client.request("POST", "/mcp", json.dumps(message), headers)
-        return int(text_of(json.loads(client.getresponse().read())["result"]))
-
-    def connected(port: int, own: int) -> http.client.HTTPConnection:
-        client = http.client.HTTPConnection("127.0.0.1", port)
-        client.sock = socket.socket()
-        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Its end leaves nothing behind that keeps the port.
-        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        client.sock.bind(("127.0.0.1", own))
-        client.sock.settimeout(30)
-        client.sock.connect(("127.0.0.1", port))
-        return client
-
     with serving(tmp_path, "--lazy", *COMMAND) as process:
         found = re.search(r"http://127\.0\.0\.1:(\d+)/mcp$", read_lines(process, 5), re.M)
         assert found is not None
-        first = connected(int(found.group(1)), 0)
-        own = first.sock.getsockname()[1]
-        pids = [pid_of(first), pid_of(first)]
-        first.close()
-        second = connected(int(found.group(1)), own)
-        pids.append(pid_of(second))
-        second.close()
+        pids = pids_from_one_port(int(found.group(1)))
         assert pids[0] == pids[1] != pids[2]
+
+
+@pytest.mark.anyio
+async def test_so_it_is_if_another_server_serves_the_layer() -> None:
+    """A plain uvicorn does not say when a connection ends."""
+    async with child_world() as w, listening(w.layer_app) as port:
+        pids = await asyncio.to_thread(pids_from_one_port, port)
+        assert pids[0] == pids[1] != pids[2]
+
+
+def test_a_connection_of_a_named_proxy_has_several_clients(tmp_path: Path) -> None:
+    """Also if the proxy adds nothing to their requests."""
+    named = ("--forwarded-allow-ips", "127.0.0.1")
+    with serving(tmp_path, "--lazy", *named, *COMMAND) as process:
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/mcp$", read_lines(process, 5), re.M)
+        assert found is not None
+        proxy = connected(int(found.group(1)), 0)
+        pids = [pid_of(proxy), pid_of(proxy)]
+        proxy.close()
+        assert pids[0] != pids[1]
 
 
 def test_it_serves_where_no_standard_file_is_open(tmp_path: Path) -> None:

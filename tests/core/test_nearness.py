@@ -108,12 +108,13 @@ def test_a_host_that_only_begins_as_this_machine_is_another(host: str) -> None:
         scope(client=None),
         scope(client=None, server=("/run/mcp.sock", None)),
         scope(client=("", 0)),
+        scope(client=("127.0.0.1", 0)),
         {**scope(), BY_NAME: True},
     ],
 )
 def test_so_does_anything_that_no_client_on_this_machine_has(of: dict[str, Any]) -> None:
     """Another name or two, no name at all, an address elsewhere, a Unix socket, HTTP/1.0 as
-    nginx speaks it, an endpoint that other names may reach.
+    nginx speaks it, a named proxy, an endpoint that other names may reach.
     """
     assert not is_near(of)
 
@@ -122,7 +123,16 @@ def test_so_does_anything_that_no_client_on_this_machine_has(of: dict[str, Any])
 def test_the_requests_of_a_connection_without_a_proxy_are_of_one_client(
     client: tuple[str, int],
 ) -> None:
-    assert own_connection(scope(host="mcp.example", client=client)) == client
+    first, second = (own_connection(scope(host="mcp.example", client=client)) for _ in range(2))
+    assert first == second is not None
+    assert len({first, second}) == 1
+
+
+def test_a_later_connection_from_the_same_port_is_of_another_client() -> None:
+    """A server that is not ours gives all requests of one connection the same object."""
+    first, second = (own_connection(scope(client=tuple(["127.0.0.1", 50_000]))) for _ in range(2))
+    assert first != second
+    assert None not in (first, second)
 
 
 @pytest.mark.parametrize("header", SIGNS)

@@ -41,6 +41,11 @@ class UpstreamError(Exception):
         self.error = error
 
 
+HEADER_MISMATCH = -32020
+"""The modern era's: a request's headers are not what they have to be. Its clients read the list of
+tools, and call again.
+"""
+
 _NOT_BEGUN = frozenset({"draining", "invalid_state", "not_started"})
 """Values of ``data.reason`` by which the layer says that a request did not run."""
 
@@ -52,7 +57,7 @@ def of_handler(error: dict[str, Any]) -> dict[str, Any]:
     client may send such a request again, or leave the session (CLI6, ERR15). The request of a
     handler has begun, and its session is there.
     """
-    if error.get("code") in (SESSION_NOT_FOUND, SESSION_DETACHED):
+    if error.get("code") in (SESSION_NOT_FOUND, SESSION_DETACHED, HEADER_MISMATCH):
         error = {**error, "code": INTERNAL_ERROR}
     data: object = error.get("data")
     said = members_of(data)

@@ -10,10 +10,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from mcp import Client
 from mcp.shared.exceptions import MCPError
 
 from mcp_sessions import HTTPServer
 from tests.support import apps
+from tests.support.duplex import listening
 from tests.support.raw import Json, RawClient
 from tests.support.url_server import UrlServer
 from tests.support.urls import url_of
@@ -26,6 +28,7 @@ ERRORS: list[tuple[int, Any, int, Any]] = [
     (-32043, {"sessionId": "theirs"}, -32603, {"sessionId": "theirs"}),
     (-32043, "text", -32603, "text"),
     (-31010, None, -32603, None),
+    (-32020, None, -32603, None),
     (-32603, {"started": False}, -32603, {"started": True}),
     (
         -32603,
@@ -84,3 +87,14 @@ async def test_it_says_that_its_request_began_and_ends_no_session(kind: str) -> 
             error = await client.call("refuses", **arguments(code, data)).error()
             assert (error["code"], error.get("data")) == (given, said), (code, data)
             assert len(ran) == number
+
+
+async def test_a_stock_client_does_not_call_a_tool_again_that_ran() -> None:
+    """The client takes -32020 for a proof that no handler was reached."""
+    async with world() as w, listening(w.layer_app) as port:
+        w.box.tools["refuses"] = refuses
+        async with Client(f"http://127.0.0.1:{port}/mcp") as client:
+            assert client.protocol_version == "2026-07-28"
+            with pytest.raises(MCPError, match="no"):
+                await client.call_tool("refuses", {"code": -32020, "data": None})
+        assert w.box.calls == ["refuses"]

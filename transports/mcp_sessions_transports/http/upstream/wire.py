@@ -42,7 +42,7 @@ from mcp_sessions.server.upstream.external.child_requests import (
     ChildRefused,
     Forgotten,
 )
-from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions.server.upstream.port import HEADER_MISMATCH, UpstreamError
 from mcp_sessions_transports.connect_errors import causes_of, reason_of
 from mcp_sessions_transports.http.client.bounded_body import ACCEPTED, pieces
 from mcp_sessions_transports.http.client.requester import SESSION_HEADER, send_within_origin
@@ -68,9 +68,6 @@ _BODY_LOOKED_AT = 65_536
 
 UNSUPPORTED_VERSION = -32022
 """The modern era's: the server does not speak that version of the protocol."""
-
-HEADER_MISMATCH = -32020
-"""The modern era's: the request's headers are not what they have to be."""
 
 _CHALLENGE = "www-authenticate"
 """The header that a 401 must have: a handler that passes on a 401 of its own has none."""
