@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -86,7 +87,7 @@ class Assembly:
         self,
         server: object,
         *,
-        store: SessionStore | str | None,
+        store: SessionStore | str | os.PathLike[str] | None,
         policy: SessionPolicy,
         security: SessionSecurity | None,
         clock: Callable[[], float],

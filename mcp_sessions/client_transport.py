@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from mcp_sessions.argument_types import checked
 from mcp_sessions.client.dialer import Dialer
 from mcp_sessions.client.jar import Jar
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from mcp import StdioServerParameters
 
 
+@checked("server", jar='a jar, such as FileJar("sessions.json")')
 def resumable(
     server: str | StdioServerParameters,
     *more_urls: str,
@@ -73,6 +75,8 @@ def resumable(
         ConfigurationError: A URL of another kind, a header that a client cannot send, or options
             that do not go together.
     """
+    if auth is not None and not hasattr(auth, "auth_flow"):
+        raise ConfigurationError("auth must be an httpx2.Auth")
     limits = policy or ReconnectPolicy()
     dial = dial_with(headers=headers, auth=auth, http_client=http_client, policy=limits)
     dialers: list[Dialer]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mcp_sessions.argument_types import check_fields
 from mcp_sessions.core.conversation_keys import KNOWN_HOSTS, Rule
 from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.errors import ConfigurationError
@@ -57,13 +58,11 @@ class Conversations:
     """The name of the argument."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for which in ("meta", "headers", "handle"):
-            names: object = getattr(self, which)
-            if isinstance(names, str) or not all(
-                isinstance(name, str) and name for name in getattr(self, which)
-            ):
-                raise ConfigurationError(f"{which} must be a list of names")
-        if not isinstance(self.handle_name, str) or not self.handle_name:  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not all(getattr(self, which)):
+                raise ConfigurationError(f"{which}: a name is empty")
+        if not self.handle_name:
             raise ConfigurationError("handle_name must be the name of an argument")
         if self.handle and HANDLE in {rule.name for rule in self.rules}:
             # Otherwise a host's own name would be taken for a handle.

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
+from mcp_sessions.argument_types import checked
 from mcp_sessions.core.addresses import HTTP, wrong_address
 from mcp_sessions.core.headers import sendable_headers
 from mcp_sessions.errors import ConfigurationError
@@ -26,6 +27,7 @@ class HTTPServer(ExternalServer):
 
     kind = "session there"
 
+    @checked("per")
     def __init__(
         self,
         url: str,
@@ -90,6 +92,8 @@ class HTTPServer(ExternalServer):
         self.check_seconds("silence", silence)
         # Behind a proxy there, the name may be another one than that of its address.
         sent = sendable_headers(headers, may_name_host=True)
+        if auth is not None and not callable(auth) and not hasattr(auth, "auth_flow"):
+            raise ConfigurationError("auth must be an httpx2.Auth, or a function of a principal")
         if per == "shared" and callable(auth):
             raise ConfigurationError(
                 "auth as a function needs per='session' or 'principal': all share a session now"

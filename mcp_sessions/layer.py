@@ -7,6 +7,7 @@ app = layer.asgi_app()          # or layer.run("http"), or layer.routes() to mou
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,10 +19,12 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from mcp_sessions import method_names
+from mcp_sessions.argument_types import checked
 from mcp_sessions.assembly import DRAIN_DELAY, Assembly
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import not_running
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.policy import DEFAULT_GRACE, SessionPolicy
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.endpoint import EndpointSettings
@@ -44,6 +47,7 @@ from mcp_sessions.server.upstream.sdk.authentication import (
     TokenVerifier,
     authentication_of,
 )
+from mcp_sessions.server.upstream.sdk.kernel import SdkServer
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.task_policy import TaskPolicy
 from mcp_sessions_transports.http.endpoint import MountedApp
@@ -62,11 +66,15 @@ class SessionLayer:
     _clock: Callable[[], float] = time.time
     """Seconds since 1970. Only a test has another one (:mod:`mcp_sessions.testing.timed_layer`)."""
 
+    @checked(
+        "server",
+        store='a store, such as "sqlite:///sessions.db", or a path',
+    )
     def __init__(
         self,
-        server: object,
+        server: SdkServer | ExternalServer,
         *,
-        store: SessionStore | str | None = "memory://",
+        store: SessionStore | str | os.PathLike[str] | None = "memory://",
         policy: SessionPolicy | None = None,
         security: SessionSecurity | None = None,
         conversations: Conversations | None = None,
@@ -80,8 +88,9 @@ class SessionLayer:
         Args:
             server: An ``MCPServer`` or lowlevel ``Server`` of the SDK, a ``FastMCP``, a
                 ``StdioServer``, or an ``HTTPServer``.
-            store: Where sessions are remembered, or its URL. None: nowhere; then
-                ``sessions/create`` with ``state`` is all there is, and nothing is revoked.
+            store: Where sessions are remembered, or its URL, or the path of a SQLite file. None:
+                nowhere; then ``sessions/create`` with ``state`` is all there is, and nothing is
+                revoked.
             policy: Every limit; the defaults if None.
             security: The keys that seal ``state``. None: those of ``MCP_SESSIONS_KEYS`` if
                 it is set, else keys that end with this process.
@@ -130,6 +139,7 @@ class SessionLayer:
 
     # --- serving -------------------------------------------------------------------------
 
+    @checked()
     def asgi_app(
         self,
         path: str = DEFAULT_PATH,
@@ -169,6 +179,7 @@ class SessionLayer:
         )
         return self._assembly.endpoint(settings).app(self.lifespan, extra_routes)
 
+    @checked()
     def health_routes(self, path: str = "/") -> list[BaseRoute]:
         """Return health checks for an application that mounts :meth:`routes`.
 
@@ -184,6 +195,7 @@ class SessionLayer:
         """
         return self._assembly.health.routes(path)
 
+    @checked()
     def routes(
         self,
         path: str = DEFAULT_PATH,
@@ -215,6 +227,7 @@ class SessionLayer:
         """
         return self._assembly.lifespan.run()
 
+    @checked("transport")
     def run(
         self,
         transport: Literal["http", "stdio"] = "http",
@@ -321,6 +334,7 @@ class SessionLayer:
         """
         await self._assembly.draining.drain(grace)
 
+    @checked()
     def require_session(self, *, tools: Iterable[str] = (), methods: Iterable[str] = ()) -> None:
         """Serve these only inside a session; outside of one they answer -31044.
 

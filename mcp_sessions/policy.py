@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from mcp_sessions import method_names
+from mcp_sessions.argument_types import check_fields
 from mcp_sessions.errors import ConfigurationError
 
 COALESCED_BY_DEFAULT: Mapping[str, str | None] = {
@@ -281,6 +282,7 @@ class SessionPolicy:
             ):
                 what = "number (whole)" if kind is int else "number"
                 raise ConfigurationError(f"{limit.name} must be a positive {what}, not {value!r}")
+        check_fields(self)
         for method in self.coalescing:
             if not method.startswith(method_names.NOTIFICATION) or method in _NEVER_COALESCED:
                 raise ConfigurationError(f"{method} cannot be coalesced")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -86,7 +87,7 @@ def visibility_of(
 
 
 def environment_of(
-    store: SessionStore | str | None,
+    store: SessionStore | str | os.PathLike[str] | None,
     policy: SessionPolicy,
     security: SessionSecurity,
     *,
@@ -94,7 +95,7 @@ def environment_of(
 ) -> Environment:
     if store is None:
         store = Stateless(security)
-    elif isinstance(store, str):
+    elif isinstance(store, (str, os.PathLike)):
         store = open_store(store)
     if policy.forget_after is None and store.remembers and store.survives_process:
         # A sleeping session costs little there, and its client finds it again.

@@ -23,6 +23,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mcp_sessions.argument_types import checked
 from mcp_sessions.errors import ConfigurationError, InvalidState, StateTooLarge
 from mcp_sessions.ids import (
     ConnectionId,
@@ -131,6 +132,7 @@ class SessionSecurity:
     is_ephemeral: bool
     """The keys were made for this process and end with it."""
 
+    @checked("keys")
     def __init__(
         self,
         keys: Sequence[str],
@@ -373,6 +375,8 @@ def _check_keys(keys: Sequence[str]) -> None:
     # A string is a sequence of strings, to a type checker too.
     if isinstance(keys, str):
         raise ConfigurationError("keys must be a list of strings, not one string")
+    if not isinstance(keys, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError("keys must be a list of strings")
     if not keys:
         raise ConfigurationError("there is no key (mcp-sessions keygen prints one)")
     for position, key in enumerate(keys, start=1):

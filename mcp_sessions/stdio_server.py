@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from mcp_sessions.argument_types import checked
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import THE_SERVER, ExternalServer, Per
 from mcp_sessions.inherited import inherited
@@ -26,6 +27,7 @@ class StdioServer(ExternalServer):
 
     kind = "process"
 
+    @checked("per")
     def __init__(
         self,
         command: str,

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 
+from mcp_sessions.argument_types import check_fields
 from mcp_sessions.errors import ConfigurationError
 
 
@@ -47,10 +48,9 @@ class TaskPolicy:
     """The same of one principal; without authentication, of one address."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for limit in fields(self):
             value = getattr(self, limit.name)
-            if isinstance(value, str):
-                raise ConfigurationError(f"{limit.name} must be a collection of names of tools")
             if not isinstance(value, (int, float)):
                 continue
             if not math.isfinite(value) or value < 0 or (value == 0 and limit.name != "after"):

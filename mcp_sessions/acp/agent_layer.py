@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import signal
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from mcp_sessions.acp.agent import AcpAgent
 from mcp_sessions.acp.client_line import StreamsWire, Wire, stdio_wire
@@ -19,14 +21,11 @@ from mcp_sessions.acp.link import Link
 from mcp_sessions.acp.prompts import Options
 from mcp_sessions.acp.service import AcpService
 from mcp_sessions.acp.tasks import to_the_end
+from mcp_sessions.argument_types import checked
 from mcp_sessions.errors import ConfigurationError, StoreInUse
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.urls import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mcp_sessions.stores.contract import SessionStore
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +41,12 @@ class AcpSessionLayer:
     ``current_conversation()``.
     """
 
+    @checked("agent", store='a store, such as "sqlite:///sessions.db", or a path')
     def __init__(
         self,
         agent: AcpAgent,
         *,
-        store: SessionStore | str = "memory://",
+        store: SessionStore | str | os.PathLike[str] = "memory://",
         connect_servers: bool = True,
         connect_timeout: float = 10,
         grace: float = 2,
@@ -58,7 +58,8 @@ class AcpSessionLayer:
 
         Args:
             agent: One object for all clients and all conversations.
-            store: The store of the conversations, or its URL. ``memory://`` ends with the process.
+            store: The store of the conversations, or its URL, or the path of a SQLite file.
+                ``memory://`` ends with the process.
             connect_servers: Connect the MCP servers that clients name. False: the agent does
                 it itself, with what its ``new_session`` is given.
             connect_timeout: Seconds that one MCP server has to be ready.
@@ -86,7 +87,9 @@ class AcpSessionLayer:
             if not (value > 0 and math.isfinite(value)):
                 raise ConfigurationError(f"{name} must be a positive number, not {value!r}")
         self.agent = agent
-        self.store: SessionStore = open_store(store) if isinstance(store, str) else store
+        self.store: SessionStore = (
+            open_store(store) if isinstance(store, (str, os.PathLike)) else store
+        )
         if not self.store.remembers:
             raise ConfigurationError(
                 "conversations need a store that remembers, such as sqlite:///conversations.db"

@@ -15,7 +15,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.access import SERVER, access_of, authenticating
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mcp_sessions.cli.workers import Worker
     from mcp_sessions.external_server import ExternalServer
     from mcp_sessions.layer import SessionLayer
+    from mcp_sessions.server.upstream.sdk.kernel import SdkServer
     from mcp_sessions.stores.contract import SessionStore
     from mcp_sessions_transports.origin import Guards, SecuritySettings
 
@@ -321,7 +322,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str, ExternalServ
             )
         return loaded, f"{type(loaded.store).__name__}, as set in the SessionLayer", None
     layer = SessionLayer(
-        loaded,
+        cast("SdkServer | ExternalServer", loaded),
         store=store,
         policy=_policy(options),
         conversations=_conversations(options),

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from mcp_sessions.argument_types import checked
 from mcp_sessions.client.open_calls import OpenCall, open_call_of
 from mcp_sessions.core.messages import entries_of, members_of
 from mcp_sessions.core.resume import EventId
@@ -90,6 +91,7 @@ class FileJar:
         user: The owner of these sessions, if one file serves several users.
     """
 
+    @checked()
     def __init__(self, path: str | os.PathLike[str], *, user: str = "") -> None:
         self.path = Path(path)
         self.user = user

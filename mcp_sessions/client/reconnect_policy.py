@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from mcp_sessions.argument_types import check_fields
 from mcp_sessions.errors import ConfigurationError
 
 
@@ -61,6 +62,7 @@ class ReconnectPolicy:
     """
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for limit in fields(self):
             value = getattr(self, limit.name)
             if not (value > 0 and math.isfinite(value)):

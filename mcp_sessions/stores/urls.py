@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import cast
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -12,11 +13,12 @@ _REDIS = frozenset({"redis", "rediss", "valkey", "valkeys", "unix"})
 SQLITE_SHAPE = "sqlite:///relative.db or sqlite:////absolute.db"
 
 
-def open_store(url: str) -> SessionStore:
+def open_store(url: str | os.PathLike[str]) -> SessionStore:
     """The store that ``url`` names; it is not connected yet.
 
     Args:
-        url: ``memory://``: this process's memory. ``sqlite:///relative.db`` or
+        url: Or the path of a SQLite file. ``memory://``: this process's memory.
+            ``sqlite:///relative.db`` or
             ``sqlite:////absolute.db``: a file; ``?durability=full`` for one that survives a
             power loss too. ``redis://``, ``rediss://``, ``valkey://``, ``valkeys://``,
             ``unix://``: Redis or Valkey; ``?namespace=…`` where several share it.
@@ -25,6 +27,10 @@ def open_store(url: str) -> SessionStore:
         ConfigurationError: No store has such a URL, or what it needs is not installed. The
             text holds the scheme only, since the rest of a URL may hold a password.
     """
+    if isinstance(url, os.PathLike):
+        from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
+
+        return SQLiteStore(Path(url))
     scheme = urlsplit(url).scheme
     if scheme == "memory":
         if url != "memory://":

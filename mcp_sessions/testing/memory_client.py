@@ -34,8 +34,10 @@ from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.core.messages import RequestId, decode, encode
 from mcp_sessions.core.resume import FailureCause
+from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.layer import SessionLayer
 from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.server.upstream.sdk.kernel import SdkServer
 from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.served import Served
 
@@ -108,7 +110,7 @@ def inside(layer: SessionLayer) -> Assembly:
 
 @asynccontextmanager
 async def connect(
-    server: object, *, session: bool = True, **options: Any
+    server: SdkServer | ExternalServer | SessionLayer, *, session: bool = True, **options: Any
 ) -> AsyncGenerator[Client]:
     """A client of ``server``, connected in memory: no socket, no child process.
 

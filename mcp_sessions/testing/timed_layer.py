@@ -12,7 +12,7 @@ class ClockedLayer(SessionLayer):
     Never let it use a store that others use: whose clock is ahead ends everybody's sessions.
     """
 
-    def __init__(self, server: object, *, clock: Callable[[], float], **options: Any) -> None:
+    def __init__(self, server: Any, *, clock: Callable[[], float], **options: Any) -> None:
         """Wrap a server.
 
         Args:

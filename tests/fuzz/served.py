@@ -55,7 +55,7 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    server: object, *, store: str = "memory://", security: SessionSecurity | None = None
+    server: Any, *, store: str = "memory://", security: SessionSecurity | None = None
 ) -> AsyncGenerator[Served]:
     policy = SessionPolicy(**POLICY)
     layer = SessionLayer(server, store=store, policy=policy, security=security)

@@ -35,7 +35,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     yield
 
 
-async def warned(server: object, store: str, caplog: pytest.LogCaptureFixture) -> list[str]:
+async def warned(server: Any, store: str, caplog: pytest.LogCaptureFixture) -> list[str]:
     caplog.clear()
     layer = SessionLayer(server, store=store)
     async with layer.lifespan():

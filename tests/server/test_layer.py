@@ -186,7 +186,7 @@ def _unchecked(app: ASGIApp) -> Any:
 
 
 @pytest.mark.parametrize("server", [None, object(), "server", SessionLayer])
-def test_what_is_no_server_is_refused(server: object) -> None:
+def test_what_is_no_server_is_refused(server: Any) -> None:
     """One sentence that says what is wanted."""
     with pytest.raises(ConfigurationError, match="an MCPServer, a lowlevel Server or a FastMCP"):
         SessionLayer(server)

@@ -37,7 +37,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def server_of(kind: str) -> object:
+def server_of(kind: str) -> Any:
     """With something of each kind, and a tool that hides and reveals."""
     mcp: Any = MCPServer("shop") if kind == "sdk" else FastMCP("shop")
     notes = {"open": "an open note", "private": "a private note"}

@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from mcp_sessions.argument_types import checked
 from mcp_sessions.core.life import idle_times
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
@@ -109,6 +110,7 @@ class RedisStore(Mended):
     survives_process = True
     remembers = True
 
+    @checked()
     def __init__(
         self,
         url: str,

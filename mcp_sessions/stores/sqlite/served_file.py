@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+from mcp_sessions.argument_types import checked
 from mcp_sessions.core.life import has_come
 from mcp_sessions.core.log import window_of
 from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreRefused, StoreUnavailable
@@ -47,6 +48,7 @@ SMALL = 65_536
 
 
 class ServedFile:
+    @checked()
     def __init__(self, path: str | Path, durability: Durability = "normal") -> None:
         """Nothing is opened yet.
 

@@ -318,7 +318,7 @@ class Total(BaseModel, extra="forbid"):
     total: int
 
 
-def served_by(kind: str) -> object:
+def served_by(kind: str) -> Any:
     """A server with tools of every return type."""
     mcp: Any = MCPServer("tools") if kind == "sdk" else FastMCP("tools")
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from enum import Enum
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from mcp.server import MCPServer
 from mcp.server.connection import Connection
@@ -38,6 +38,16 @@ from mcp_sessions.server.upstream.sdk.ways_back import SdkOutbound
 from mcp_sessions.stores.records import Peer
 
 logger = logging.getLogger(__name__)
+
+
+class FastMCPServer(Protocol):
+    """A ``FastMCP``: it is an extra, and its own type is not needed to wrap it."""
+
+    def http_app(self, *args: Any, **options: Any) -> Any: ...
+
+
+SdkServer = MCPServer[Any] | Server[Any] | FastMCPServer
+"""What can be wrapped and runs in this process."""
 
 HANDSHAKE_VERSIONS = frozenset(HANDSHAKE_PROTOCOL_VERSIONS)
 

@@ -78,7 +78,7 @@ KINDS: dict[str, Callable[[], object]] = {
 
 @asynccontextmanager
 async def serving(
-    server: object, known: TokenVerifier | None = None, **options: Any
+    server: Any, known: TokenVerifier | None = None, **options: Any
 ) -> AsyncGenerator[tuple[AsgiCarrier, SessionLayer]]:
     layer = SessionLayer(
         server, auth=auth_settings(), token_verifier=known or verifier(), **options
