@@ -1,5 +1,6 @@
 """``scripts/setup``, ``test`` and ``demo`` before they install anything."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -275,3 +276,38 @@ def test_where_there_is_none_the_sentence_says_what_to_install(
     assert done.returncode == 1
     for hint in ("sudo apt install redis-server", "brew install redis", "--no-redis"):
         assert hint in done.stderr
+
+
+OPTIONS = {
+    "demo": ROOT / "scripts" / "demo.py",
+    "walk": ROOT / "scripts" / "walks.py",
+    "release": ROOT / "scripts" / "release.py",
+    "simulate": ROOT / "tests" / "simulation" / "__main__.py",
+    "docs": None,
+    "test": None,
+}
+"""Script → the file that reads its options. None: the script itself does."""
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_script_answers_help_before_it_installs_anything(name: str, path: Path) -> None:
+    """Its help names each option."""
+    done = subprocess.run(
+        [BASH, ROOT / "scripts" / name, "--help"],
+        env={"PATH": str(path), "HOME": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: scripts/{name}")
+    file = OPTIONS[name]
+    options = re.findall(r'add_argument\(\s*"(--[a-z-]+)"', file.read_text("utf-8")) if file else []
+    assert [option for option in options if option not in done.stdout] == []
+
+
+def test_no_script_is_forgotten() -> None:
+    """Each file that a user runs."""
+    files = (ROOT / "scripts").iterdir()
+    run = {file.name for file in files if file.is_file() and file.stat().st_mode & 0o111}
+    assert run == OPTIONS.keys()
