@@ -184,7 +184,7 @@ def delivery_of(
     attachments = Attachments(
         environment, connections, questions=questions, pending_writes=pending_writes
     )
-    remote_questions = RemoteQuestions(relay, connections, questions)
+    remote_questions = RemoteQuestions(relay, connections, questions, pending_writes)
     publisher = Publisher(
         environment,
         connections,

@@ -98,6 +98,9 @@ class Member:
         self.watched: set[_Key] = set()
         self.died_at: float | None = None
         self.is_cut_off = False
+        self.is_deaf = False
+        """It connects anew: who sends it something learns that nobody listens."""
+
         self._listener: ExchangeListener | None = None
         self._context = copy_context()
         """Of the process: what it is handed runs as a part of it, and not of the sender."""
@@ -107,7 +110,7 @@ class Member:
 
     def put(self, message: Callable[[ExchangeListener], None]) -> None:
         """Deliver it, some steps from now, after what was put before."""
-        if self.died_at is not None or self.is_cut_off:
+        if self.died_at is not None or self.is_cut_off or self.is_deaf:
             return
         self._waiting.append(message)
         if not self._delivering:
@@ -165,7 +168,7 @@ class Member:
         if not self._backplane.loses(message):
             for member in others:
                 member.put(lambda received: received.on_message(message))
-        return any(member.died_at is None for member in others)
+        return any(member.died_at is None and not member.is_deaf for member in others)
 
     async def watch(self, session_id: SessionId, stream: StreamName) -> None:
         await self._suspend()

@@ -16,7 +16,8 @@ Rules:
 4. If nobody listens in the receiver's process, the request did not run. It is sent again while the
    process may be reconnecting. If the process is dead, or speaks another version of the messages,
    the sender knows that the request did not run.
-5. A notification is a request without a result. It is sent once, and its sender does not wait.
+5. A notification is a request without a result, and its sender does not wait. If nobody listens
+   in a process that lives, the sender knows.
 6. Updates that wait for a slow client, and results that are kept, are bounded in bytes.
 """
 
@@ -186,9 +187,12 @@ class RequestRelay:
         """Send a request without a result, once.
 
         Raises:
-            StoreUnavailable: Unknown whether it was sent.
+            StoreUnavailable: Unknown whether it was sent. Or that process lives, and does not
+                listen now.
         """
-        await self.bus.send(self._ask_of(notification), to=process)
+        is_heard = await self.bus.send(self._ask_of(notification), to=process)
+        if not is_heard and await self.bus.is_alive(process):
+            raise StoreUnavailable("a replica does not listen now")
 
     async def try_notify(self, process: str, notification: RelayedNotification) -> None:
         """Send as :meth:`notify`. A failure is logged."""

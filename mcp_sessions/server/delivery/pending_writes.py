@@ -53,7 +53,7 @@ _LAST_WORDS = 5.0
 class _Waiting:
     write: PendingWrite
     owner: Hashable = None
-    """The session that it is of."""
+    """The session, or the principal, that it is of."""
 
     size: int = 0
     lost: Instead | None = None
@@ -77,7 +77,7 @@ class _WaitingLog(_Waiting):
     """The first step, if the log lost its place."""
 
     def lose(self) -> None:
-        self.instead = self.lost() if self.lost is not None else _nothing
+        self.instead = self.lost() if self.lost is not None else nothing
         self.steps = deque([(self.instead, 0)])
         self.size = 0
 
@@ -198,7 +198,7 @@ class PendingWrites:
         waiting = self._writes.get(log)
         if not isinstance(waiting, _WaitingLog):
             own = asyncio.Lock()
-            waiting = _WaitingLog(_nothing, owner, lost=lost, turn=turn or (lambda: own))
+            waiting = _WaitingLog(nothing, owner, lost=lost, turn=turn or (lambda: own))
             waiting.write = partial(_work_off, waiting)
             self._writes[log] = waiting
         size = len(holds) + OVERHEAD
@@ -279,7 +279,8 @@ class PendingWrites:
             del self._writes[name]
 
 
-async def _nothing() -> None: ...
+async def nothing() -> None:
+    """What is done instead of a write whose loss nobody can be told of."""
 
 
 async def _work_off(log: _WaitingLog) -> None:

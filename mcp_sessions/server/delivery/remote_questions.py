@@ -1,6 +1,7 @@
 """Ask clients that are at other replicas, and pass what clients answer to the replica that asked.
 
-The id of a question names the process that asked. The client may answer at any process.
+The id of a question names the process that asked. The client may answer at any process. It sends
+its answer once, so an answer that cannot be passed on now waits.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, assert_never
 
 from mcp_sessions.core.log import Draft
-from mcp_sessions.core.messages import Answer, error_body
+from mcp_sessions.core.messages import Answer, encode, error_body
 from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.ids import SessionId, process_of
 from mcp_sessions.principal import Principal
@@ -22,6 +23,7 @@ from mcp_sessions.server.cluster.replica_messages import (
     SessionQuestion,
 )
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
+from mcp_sessions.server.delivery.pending_writes import PendingWrites, nothing
 from mcp_sessions.server.delivery.questions import (
     PendingQuestion,
     PendingQuestions,
@@ -35,9 +37,14 @@ _TAKEN: RelayedOutcome = ({}, None)
 
 class RemoteQuestions:
     def __init__(
-        self, relay: RequestRelay, connections: ConnectionRegistry, pending: PendingQuestions
+        self,
+        relay: RequestRelay,
+        connections: ConnectionRegistry,
+        pending: PendingQuestions,
+        pending_writes: PendingWrites,
     ) -> None:
         self._relay, self._connections, self._pending = relay, connections, pending
+        self._pending_writes = pending_writes
 
     async def send(
         self,
@@ -68,25 +75,32 @@ class RemoteQuestions:
     # --- where it is answered -------------------------------------------------------------------
 
     async def answer(self, answer: Answer, principal: Principal) -> bool:
-        """Take a client's answer to a question of any process; False if no such one lives.
-
-        Raises:
-            StoreUnavailable: Unknown whether it was passed on.
-        """
+        """Take a client's answer to a question of any process; False if no such one lives."""
         if self._pending.resolve(answer, principal):
             return True
         if not isinstance(answer.id, str):
             return False
-        process, bus = process_of(answer.id), self._relay.bus
-        if not bus.is_remote(process) or not understands(process):
-            return False
-        if not await bus.is_alive(process):
+        process = process_of(answer.id)
+        if not self._relay.bus.is_remote(process) or not understands(process):
             return False
         answered = QuestionAnswer(
             id=answer.id, result=answer.result, error=answer.error, principal=principal
         )
-        await self._relay.notify(process, answered)
-        return True
+        lives = True
+
+        async def pass_on() -> None:
+            nonlocal lives
+            lives = await self._relay.bus.is_alive(process)
+            if lives:
+                await self._relay.notify(process, answered)
+
+        await self._pending_writes.settle(
+            {("answer", answer.id, principal): pass_on},
+            owner=principal,
+            size=len(encode(answer.result or answer.error)),
+            lost=lambda: nothing,
+        )
+        return lives
 
     async def progress(self, params: Mapping[str, Any] | None, principal: Principal) -> None:
         """Take a client's progress on a question of any process."""
