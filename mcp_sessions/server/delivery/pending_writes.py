@@ -90,6 +90,9 @@ class PendingWrites:
         self._background = Background()
         self._is_working = False
         self._has_ended = False
+        self._counted = 0
+        """Bytes of what waits, and of what waited since they were counted."""
+
         self.name = secrets.token_urlsafe(12)
         """Unique among those of all processes."""
 
@@ -121,6 +124,7 @@ class PendingWrites:
         """
         for name, write in writes.items():
             self._writes[name] = _Waiting(write, owner, size, lost)
+            self._counted += size
         try:
             for name in writes:
                 await self._do(name)
@@ -204,6 +208,7 @@ class PendingWrites:
         size = len(holds) + OVERHEAD
         waiting.steps.append((step, size))
         waiting.size += size
+        self._counted += size
         self._bound()
         self._work_on()
 
@@ -220,10 +225,11 @@ class PendingWrites:
         """
         self._has_ended = True
         await self._background.close()
-        with contextlib.suppress(StoreUnavailable, TimeoutError):
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS):
                 for name in list(self._writes):
-                    await self._do(name)
+                    with contextlib.suppress(StoreUnavailable):
+                        await self._do(name)
         if self._writes:
             logger.error(
                 "%d writes were lost: the server stopped before the store was back",
@@ -231,6 +237,9 @@ class PendingWrites:
             )
 
     def _bound(self) -> None:
+        if self._counted <= MOST:
+            return
+        # To count all of them each time would take longer, the more of them wait.
         size = self.size
         while size > MOST:
             owners = Counter[Hashable]()
@@ -242,6 +251,7 @@ class PendingWrites:
             size -= largest.size
             largest.lose()
             logger.error("too much waits for the store: the session with most of it loses some")
+        self._counted = size
 
     def _work_on(self) -> None:
         if self._writes and not self._has_ended and not self._is_working:
