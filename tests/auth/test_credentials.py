@@ -440,6 +440,48 @@ async def test_no_answer_reaches_a_client_whose_credential_ended_while_it_ran(
         assert server.tools.calls.count("wait") == 3
 
 
+@pytest.mark.parametrize("at_once", [0, 10])
+@pytest.mark.parametrize("how", ["expired", "revoked"])
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_a_request_whose_credential_ended_before_its_body_was_here_runs_nothing(
+    era: str, how: str, at_once: int
+) -> None:
+    """SEC4: a client could open a request, and send its body when its key was long revoked."""
+    async with guarded(clock=LoopClock()) as server:
+        ends = FAR + asyncio.get_running_loop().time() + 4
+        server.verifier.add("short", "alice", expires_at=ends if how == "expired" else None)
+        older, client = await server.connected("short"), server.modern("short")
+        rest = asyncio.Event()
+        for comes in (False, True):
+            server.carrier.holds_next = at_once, rest
+            call: Any = older.call("whoami") if era == "handshake" else client.call("whoami", {})
+            await passed(2 if comes else 0)
+            if comes and how == "revoked":
+                del server.verifier.tokens["short"]
+            await passed(5 if comes else 0)
+            rest.set()
+            await call.reply.done()
+            rest.clear()
+            assert call.reply.status == (401 if comes else 200)
+        assert call.reply.header("www-authenticate") == 'Bearer error="invalid_token"'
+        assert server.tools.calls.count("whoami") == 1
+
+
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_a_slow_body_with_a_good_credential_is_served(era: str) -> None:
+    """Also if nobody can say now whether it is good."""
+    async with guarded(clock=LoopClock()) as server:
+        older, client = await server.connected("alice"), server.modern("alice")
+        for hangs in (False, True):
+            rest = asyncio.Event()
+            server.carrier.holds_next = 10, rest
+            call: Any = older.call("whoami") if era == "handshake" else client.call("whoami", {})
+            await passed(5)
+            server.verifier.hangs = hangs
+            rest.set()
+            assert text_of(await call.result()).startswith("alice")
+
+
 async def test_a_verifier_that_does_not_answer_withholds_no_answer() -> None:
     """It has not said no. The next check ends a stream, if there is no answer by then."""
     async with guarded(clock=LoopClock()) as server:

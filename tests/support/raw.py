@@ -227,6 +227,8 @@ class AsgiCarrier:
         self._client = (address, next(_ports))
         self.stalls_next = False
         """The next request's client takes nothing, from the first byte on."""
+        self.holds_next: tuple[int, asyncio.Event] | None = None
+        """Of the next request's body so many bytes come at once, and the rest when this is set."""
         self.journal: list[tuple[Reply, bytes]] = []
         """Every piece of every response body, in the order in which they were sent."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -276,9 +278,17 @@ class AsgiCarrier:
         flows: asyncio.Event,
     ) -> None:
         sent = False
+        holds, self.holds_next = self.holds_next, None
 
         async def receive() -> AsgiMessage:
-            nonlocal sent
+            nonlocal sent, holds, body
+            if holds is not None:
+                (first, comes), holds = holds, None
+                if first:
+                    begun, body = body[:first], body[first:]
+                    holds = 0, comes
+                    return {"type": "http.request", "body": begun, "more_body": True}
+                await comes.wait()
             if not sent:
                 sent = True
                 return {"type": "http.request", "body": body, "more_body": False}

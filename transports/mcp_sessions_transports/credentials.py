@@ -32,6 +32,10 @@ class CredentialEnded(ConnectionResetError):
     """The credential of a response ended. The client got its end, and nothing of it."""
 
 
+class CredentialLapsed(Exception):
+    """The credential of a request ended while the request came. Nothing ran."""
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class CredentialWatch:
     """Ends a stream when its credential expires, or is not accepted any more.
@@ -174,6 +178,10 @@ class Watched:
             self._is_over = True
             logger.info("a stream ended with its credential")
             self._end()
+
+
+def no_stream() -> None:
+    """There is no stream to end."""
 
 
 WatchCredential = Callable[[Callable[[], None]], AbstractAsyncContextManager[Watched]]

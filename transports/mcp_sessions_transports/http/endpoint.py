@@ -23,7 +23,7 @@ from mcp_sessions.core.nearness import BY_NAME
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.calls.table import stopping
-from mcp_sessions_transports.credentials import CredentialEnded, CredentialWatch
+from mcp_sessions_transports.credentials import CredentialEnded, CredentialLapsed, CredentialWatch
 from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.io import (
     Arrivals,
@@ -44,6 +44,8 @@ _SPACE = (b" ", b"\t")
 _ARRIVED = "mcp_sessions.arrived"
 """In the scope of a request that came before what stands before the endpoint: see
 :meth:`Arrivals.enter`."""
+
+_CHALLENGE = (b"www-authenticate", b'Bearer error="invalid_token"')
 
 RETRY_AFTER_STORE = 1.0
 """Seconds after which a client should ask again when the store was away."""
@@ -214,7 +216,9 @@ class StreamableHttp:
             await send_text(send, status, text)
             return
         # Without authentication there is no user: most servers have none.
-        principal = self._principal_of(scope) if "user" in scope else ANONYMOUS
+        principal, came_at = ANONYMOUS, None
+        if "user" in scope:
+            principal, came_at = self._principal_of(scope), self._credentials.clock()
         watch = partial(self._credentials.watch, scope, principal)
         header = headers.get(b"mcp-session-id")
         call = HttpCall(
@@ -226,6 +230,8 @@ class StreamableHttp:
             watch,
             arrived or _late,
             session_header=header.decode("latin-1") if header is not None else None,
+            came_at=came_at,
+            clock=self._credentials.clock,
         )
         try:
             if is_modern:
@@ -235,6 +241,9 @@ class StreamableHttp:
         except CredentialEnded:
             # Its response has ended.
             pass
+        except CredentialLapsed:
+            body = encode({"error": "invalid_token", "error_description": "Authentication required"})
+            await send_json(send, body, status=401, headers=[_CHALLENGE])
         except ServerDraining:
             await self._refuse(send)
         except StoreUnavailable as failed:

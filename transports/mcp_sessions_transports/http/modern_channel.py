@@ -17,7 +17,7 @@ from mcp_sessions.background import stopped
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection.connection import WatchedChannel
-from mcp_sessions_transports.credentials import FRESH
+from mcp_sessions_transports.credentials import FRESH, no_stream
 from mcp_sessions_transports.http.io import TOO_MANY, HttpCall, retry_header, send_json
 from mcp_sessions_transports.http.sse import KEEP_ALIVE, SseStream
 
@@ -107,7 +107,7 @@ class ModernChannel(WatchedChannel):
                     await send_json(call.send, body, status=status, headers=headers)
                 else:
                     # SEC4: the credential may have ended while the request ran.
-                    async with call.watch(_nothing) as watched:
+                    async with call.watch(no_stream) as watched:
                         send = watched.guarding(call.send)
                         await send_json(send, body, status=status, headers=headers)
             elif self._stream is not None:
@@ -164,10 +164,6 @@ class ModernChannel(WatchedChannel):
         self.is_open = False
         self._on_closed()
         self._on_closed = self._on_reopened = self._unwatched
-
-
-def _nothing() -> None:
-    """There is no stream to end."""
 
 
 async def _gone(receive: Receive) -> None:
