@@ -47,7 +47,6 @@ WORDLESS = {
 """(file, function) with a message that has only values → the origin of its text."""
 
 OF_OTHERS = {
-    "401": "the SDK's middleware answers it",
     "408": "the bytes of the answer are in serve/protocols.py",
     "431": "the bytes of the answer are in serve/protocols.py",
 }

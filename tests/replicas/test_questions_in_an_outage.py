@@ -82,8 +82,8 @@ async def test_an_answer_waits_until_its_replica_can_be_reached(
         connect = s.connected if at == "websocket" else s.piped
         peer = await connect(1, capabilities=CAPABILITIES)
         session = (await peer.start())["sessionId"]
-        call = {"question": "?", "meta": in_session(session)}
-        asked = s.c[0].client().call("ask_standalone", **call)
+        client = s.c[0].client()
+        asked = client.call("ask_standalone", question="?", meta=in_session(session))
         question = (await peer.until(lambda: peer.asked, "the question"))[0]
         back = lapse(s, 0)
         await peer.respond(question, YES)

@@ -242,7 +242,9 @@ class StreamableHttp:
             # Its response has ended.
             pass
         except CredentialLapsed:
-            body = encode({"error": "invalid_token", "error_description": "Authentication required"})
+            body = encode(
+                {"error": "invalid_token", "error_description": "Authentication required"}
+            )
             await send_json(send, body, status=401, headers=[_CHALLENGE])
         except ServerDraining:
             await self._refuse(send)
