@@ -23,7 +23,12 @@ from mcp_sessions.core.nearness import BY_NAME
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.calls.table import stopping
-from mcp_sessions_transports.credentials import CredentialEnded, CredentialLapsed, CredentialWatch
+from mcp_sessions_transports.credentials import (
+    FRESH,
+    CredentialEnded,
+    CredentialLapsed,
+    CredentialWatch,
+)
 from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.io import (
     Arrivals,
@@ -216,9 +221,10 @@ class StreamableHttp:
             await send_text(send, status, text)
             return
         # Without authentication there is no user: most servers have none.
-        principal, came_at = ANONYMOUS, None
+        principal, fresh_until = ANONYMOUS, None
         if "user" in scope:
-            principal, came_at = self._principal_of(scope), self._credentials.clock()
+            principal = self._principal_of(scope)
+            fresh_until = self._credentials.clock() + FRESH
         watch = partial(self._credentials.watch, scope, principal)
         header = headers.get(b"mcp-session-id")
         call = HttpCall(
@@ -230,7 +236,7 @@ class StreamableHttp:
             watch,
             arrived or _late,
             session_header=header.decode("latin-1") if header is not None else None,
-            came_at=came_at,
+            fresh_until=fresh_until,
             clock=self._credentials.clock,
         )
         try:

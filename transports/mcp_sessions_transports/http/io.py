@@ -16,7 +16,6 @@ from mcp_sessions.core.messages import Answer, Malformed, decode, encode, error_
 from mcp_sessions.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
 from mcp_sessions.principal import Principal
 from mcp_sessions_transports.credentials import (
-    FRESH,
     CredentialLapsed,
     WatchCredential,
     no_stream,
@@ -114,8 +113,8 @@ class HttpCall:
     session_header: str | None
     """Its ``Mcp-Session-Id``."""
 
-    came_at: float | None
-    """When its credential was checked, by ``clock``. None: it has none."""
+    fresh_until: float | None
+    """Until when, by ``clock``, its credential need not be checked again. None: it has none."""
 
     clock: Callable[[], float]
 
@@ -143,7 +142,7 @@ class Post(NamedTuple):
     """Its client would rather have a stream than JSON."""
 
 
-async def read_body(call: HttpCall, limit: int) -> bytes:
+async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
     """The whole body of a request.
 
     Args:
@@ -152,35 +151,33 @@ async def read_body(call: HttpCall, limit: int) -> bytes:
     Raises:
         BodyTooLarge: It declares, or has, more than ``limit`` bytes.
         Disconnected: It ended early.
-        CredentialLapsed: It took long, and its credential ended meanwhile.
     """
-    receive, declared = call.receive, call.headers.get(b"content-length", b"")
+    declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > limit:
         raise BodyTooLarge
     message = await receive()
     if message["type"] != "http.request":
         raise Disconnected
     body: bytes = message.get("body", b"")
-    if message.get("more_body", False):
-        body = await _whole(receive, body, limit)
-    if len(body) > limit:
-        raise BodyTooLarge
-    if call.came_at is not None and not 0 <= call.clock() - call.came_at < FRESH:
-        await call.check_again()
-    return body
-
-
-async def _whole(receive: Receive, first: bytes, limit: int) -> bytes:
-    chunks, size, more = [first], len(first), True
-    while more and size <= limit:
+    if not message.get("more_body", False):
+        if len(body) > limit:
+            raise BodyTooLarge
+        return body
+    chunks = [body]
+    size = len(body)
+    while True:
+        if size > limit:
+            raise BodyTooLarge
         message = await receive()
         if message["type"] != "http.request":
             raise Disconnected
         chunk: bytes = message.get("body", b"")
         chunks.append(chunk)
         size += len(chunk)
-        more = message.get("more_body", False)
-    return b"".join(chunks)
+        if not message.get("more_body", False):
+            if size > limit:
+                raise BodyTooLarge
+            return b"".join(chunks)
 
 
 async def has_left(receive: Receive) -> bool:
@@ -209,7 +206,9 @@ async def read_post(call: HttpCall, limit: int) -> Post | None:
         await send_json(send, refusal(text), status=415)
     else:
         try:
-            body = await read_body(call, limit)
+            body = await read_body(call.receive, headers, limit)
+            if call.fresh_until is not None and call.clock() >= call.fresh_until:
+                await call.check_again()
         except BodyTooLarge:
             await send_too_large(send, limit)
             return None

@@ -55,7 +55,9 @@ class ModernHttp:
         """Serve one HTTP request. The order of the checks is the SDK's."""
         headers, send = call.headers, call.send
         try:
-            body = await read_body(call, self._max_body)
+            body = await read_body(call.receive, headers, self._max_body)
+            if call.fresh_until is not None and call.clock() >= call.fresh_until:
+                await call.check_again()
         except BodyTooLarge:
             await send_too_large(send, self._max_body)
             return
