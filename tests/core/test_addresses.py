@@ -48,6 +48,13 @@ def test_any_text_is_an_address_or_has_a_reason(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "given", ["http://host:0/mcp", "http://:8000/mcp", "http://host:99999/mcp", "http://a b/mcp"]
+)
+def test_an_address_without_a_host_or_a_port_that_exists_is_not_whole(given: str) -> None:
+    assert "is not a whole address" in str(wrong_address(given, HTTP))
+
+
+@pytest.mark.parametrize(
     ("given", "meant"),
     [
         ("127.0.0.1:8633/mcp", "http://127.0.0.1:8633/mcp"),

@@ -53,3 +53,19 @@ def test_the_number_of_buckets_is_bounded_and_full_ones_go_first() -> None:
     for _ in range(9):
         assert buckets.take(f"new {2 * MOST - 1}", 1_000) == 0
     assert buckets.take(f"new {2 * MOST - 1}", 1_000) > 0
+
+
+def test_a_bucket_that_is_full_just_now_is_forgotten() -> None:
+    buckets = Buckets(1)
+    for number in range(MOST):
+        assert buckets.take(f"old {number}", 0) == 0
+    # Each of them was full again after one second.
+    assert buckets.take("new", 1) == 0
+    assert len(buckets) == 1
+
+
+def test_a_tenth_is_forgotten_at_once_if_no_bucket_is_full() -> None:
+    buckets = Buckets(1)
+    for number in range(MOST + 1):
+        assert buckets.take(f"sender {number}", 0) == 0
+    assert len(buckets) == MOST - MOST // 10

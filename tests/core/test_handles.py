@@ -97,6 +97,15 @@ def test_an_error_says_its_handle_in_its_text() -> None:
     assert "structuredContent" not in notified and '"h"' in notified["content"][0]["text"]
 
 
+def test_texts_alone_become_structured_content_beside_the_handle() -> None:
+    """A host may show its model nothing else."""
+    texts = [{"type": "text", "text": text} for text in ("a", "b")]
+    result: dict[str, Any] = {"content": [texts[0], {"type": "image", "text": "x"}, texts[1]]}
+    for is_structured in (True, False):
+        notified = with_handle(result, "session", "h", ["t"], is_structured=is_structured)
+        assert notified["structuredContent"] == {"result": "a\nb", "session": "h"}
+
+
 def test_what_can_have_no_member_says_it_in_its_text() -> None:
     cases: list[tuple[Any, bool]] = [([1], True), ({"n": 1}, False), ({"session": 1}, True)]
     for made, is_structured in cases:

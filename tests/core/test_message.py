@@ -7,6 +7,7 @@ import pytest
 from mcp_sessions.core.message import MALFORMED_KEY, read
 from mcp_sessions.core.messages import (
     INSTANCE_META,
+    MAX_INSTANCE,
     REQUEST_KEY_META,
     SESSION_META,
     Notification,
@@ -41,6 +42,13 @@ def test_what_stands_in_the_metadata_is_read() -> None:
     kept = {INSTANCE_META: "laptop", "progressToken": 7, "own": 1}
     assert message.forwarded == {"name": "echo", "_meta": kept}
     assert message.only_meta == {"_meta": kept}
+
+
+@pytest.mark.parametrize("given", [7, "", "a\nb", "é", "x" * (MAX_INSTANCE + 1)])
+def test_an_instance_that_nobody_repeats_is_none(given: Any) -> None:
+    """TKO12: others are told it, so it is a short and plain text."""
+    assert request({INSTANCE_META: given}).instance is None
+    assert request({INSTANCE_META: "x" * MAX_INSTANCE}).instance == "x" * MAX_INSTANCE
 
 
 @pytest.mark.parametrize("params", [None, {}, {"name": "echo"}, {"_meta": {}}, {"_meta": [1]}])

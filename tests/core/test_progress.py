@@ -66,3 +66,10 @@ def test_what_the_handler_said_last_is_said_again() -> None:
     notified = progress.still()
     assert 1 < notified["progress"] < 2
     assert (notified["total"], notified["message"]) == (3, "half")
+
+
+def test_a_report_that_repeats_the_layers_own_value_rises() -> None:
+    progress = Progress()
+    progress.reported({"progress": 1})
+    ours = progress.still()["progress"]
+    assert progress.reported({"progress": ours})["progress"] > ours

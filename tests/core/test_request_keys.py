@@ -137,6 +137,12 @@ def test_when_bare_keys_fill_the_space_a_new_key_is_refused_and_no_known_one_for
     assert begin(known, A) is Begun.RUNNING and begin(known, B) is Begun.RUNNING
 
 
+def test_a_key_is_refused_if_one_byte_is_missing_and_no_answer_is_there_to_go() -> None:
+    known = keys(max_bytes=2 * 97 - 1)
+    assert begin(known, A) is Begun.FIRST
+    assert begin(known, B) is Begun.FULL
+
+
 def test_a_running_request_keeps_its_key_when_answers_are_dropped() -> None:
     """Rule 2 drops answers only."""
     known = keys(max_bytes=3 * 97 + 10)

@@ -225,6 +225,29 @@ def test_these_are_one(secret: str, uri: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("secret", "uri"),
+    [
+        ("http://h/x", "http://h:80/x"),
+        ("https://h/x", "https://h:443/x"),
+        ("ws://h/x", "ws://h:80/x"),
+        ("wss://h/x", "wss://h:443/x"),
+        ("ftp://h/x", "ftp://h:21/x"),
+        ("doc://a?x=1&y=2#p*", "doc://a?y=2&x=1#p1"),
+        ("doc://a*b", "doc://a?%62"),
+    ],
+)
+def test_these_are_one_and_no_server_refuses_them(secret: str, uri: str) -> None:
+    assert hides_uri(secret, uri)
+
+
+def test_a_pattern_in_other_letters_does_not_cover_all_of_another() -> None:
+    """It covers the same readings, but not the URI as it is written."""
+    assert subsumes_uri("x://h/*", "x://h/a")
+    assert not subsumes_uri("X://h/*", "x://h/a")
+    assert not subsumes_uri("x://h/a*", "x://h/b")
+
+
+@pytest.mark.parametrize(
     ("pattern", "uri"),
     [
         ("notes://all/a", "notes://all/ab"),

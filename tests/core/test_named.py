@@ -1,0 +1,44 @@
+"""What the params of a request name, and how a header says it."""
+
+from typing import Any
+
+import pytest
+
+from mcp_sessions.core.named import header_value, name_in, updated_uri
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "name"),
+    [
+        ("tools/call", {"name": "echo", "uri": "x:y"}, "echo"),
+        ("prompts/get", {"name": "greet"}, "greet"),
+        ("resources/read", {"uri": "note:1", "name": "echo"}, "note:1"),
+        ("tools/call", {"name": 7}, None),
+        ("tools/call", {}, None),
+        ("tools/call", None, None),
+        ("ping", {"name": "echo"}, None),
+    ],
+)
+def test_the_name_in_params(method: str, params: Any, name: str | None) -> None:
+    assert name_in(method, params) == name
+
+
+def test_the_resource_of_an_update() -> None:
+    assert updated_uri({"uri": "note:1"}) == "note:1"
+    assert updated_uri({}) == updated_uri(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "header"),
+    [
+        ("echo now", "echo now"),
+        ("", ""),
+        (" echo", "=?base64?IGVjaG8=?="),
+        ("echo ", "=?base64?ZWNobyA=?="),
+        ("é", "=?base64?w6k=?="),
+        ("=?base64?x", "=?base64?PT9iYXNlNjQ/eA==?="),
+    ],
+)
+def test_a_name_in_a_header(text: str, header: str) -> None:
+    """A text that no header may have, or that looks encoded, is encoded."""
+    assert header_value(text) == header
