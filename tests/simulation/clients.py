@@ -594,9 +594,12 @@ class Socket(Client):
         self.run(self._stay_connected())
         await self._ready.wait()
 
+    def new_socket(self) -> SocketLink:
+        return SocketLink(self.link, self.chosen(), self.user)
+
     async def _stay_connected(self) -> None:
         while not self.is_over:
-            peer = SocketLink(self.link, self.chosen(), self.user)
+            peer = self.new_socket()
             await peer.open()
             seen = 0
 

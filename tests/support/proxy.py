@@ -67,6 +67,7 @@ class ProxiedConnection:
             self._flowing[side] = asyncio.Event()
             self._flowing[side].set()
         self._is_open = True
+        self._is_half_open = False
 
     @property
     def is_open(self) -> bool:
@@ -126,6 +127,15 @@ class ProxiedConnection:
         if self._is_open and writer.can_write_eof():
             writer.write_eof()
 
+    def lose_client(self) -> None:
+        """Reset the client's end. The server's end stays open, and nobody tells the server."""
+        if not self._is_open or self._is_half_open:
+            return
+        self._is_half_open = True
+        _, writer = self._streams[Side.CLIENT]
+        _reset_on_close(writer.get_extra_info("socket"))
+        writer.transport.abort()
+
     async def sent(
         self, needle: bytes | re.Pattern[bytes], *, by: Side = Side.SERVER, within: float = 30.0
     ) -> None:
@@ -179,6 +189,8 @@ class ProxiedConnection:
                     await self._flowing[side].wait()
                     if not self._is_open:
                         return
+                    if self._is_half_open:
+                        continue
                     budget = self._budget[side]
                     passed = piece if budget is None else piece[:budget]
                     writer.write(passed)
@@ -189,11 +201,12 @@ class ProxiedConnection:
                             self.cut(reset=False)
                             return
                     await writer.drain()
-            if writer.can_write_eof():
+            if not self._is_half_open and writer.can_write_eof():
                 writer.write_eof()
         except OSError:
             # One end vanished; a connection has no half that outlives a reset.
-            self.cut()
+            if not self._is_half_open or side is Side.SERVER:
+                self.cut()
 
     def _pieces(self, data: bytes) -> Iterator[bytes]:
         step = self._piece_bytes or len(data)

@@ -366,8 +366,18 @@ class SocketCarrier:
             lines.append(f"Content-Length: {len(body)}")
         head = "\r\n".join([*lines, "", ""]).encode("latin-1")
         task = asyncio.create_task(self._exchange(reply, head + body))
+
+        def leave() -> None:
+            task.cancel()
+
+        reply.leave = leave
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            reply.end()
+
+        task.add_done_callback(done)
         return reply
 
     async def _exchange(self, reply: Reply, request: bytes) -> None:
@@ -375,7 +385,12 @@ class SocketCarrier:
         if self._receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
         sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, self._address)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, self._address)
+        except OSError:
+            # Nobody listens: the reply has ended.
+            sock.close()
+            return
         reader, writer = await asyncio.open_connection(sock=sock, limit=2**16)
         flows = asyncio.Event()
         flows.set()

@@ -190,3 +190,15 @@ async def test_new_connections_go_to_the_new_target() -> None:
         await two.accepted_total(2)
         assert (one.accepted, two.accepted) == (2, 2)
         writer.transport.abort()
+
+
+async def test_a_client_may_be_lost_and_the_server_does_not_notice() -> None:
+    """What the server sends meanwhile goes nowhere. Its own close still ends the connection."""
+    async with line() as (_proxy, client, server, connection):
+        connection.lose_client()
+        with pytest.raises(ConnectionResetError):
+            await client.receive_all()
+        await server.send(b"nobody reads this")
+        assert connection.is_open
+        server.writer.close()
+        await connection.closed()

@@ -1,0 +1,271 @@
+"""The processes of a campaign: ``mcp-sessions serve``, and a Redis or a file to store in."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Final
+
+from mcp_sessions.security import mint_key
+from tests.support.processes import ROOT, free_port, wait_until_it_listens
+from tests.support.redis_server import RedisServer
+
+_FAKETIME: Final = [
+    *Path("/usr/lib").glob("*/faketime/libfaketime.so.1"),
+    *Path("/usr/lib").glob("faketime/libfaketime.so.1"),
+]
+
+
+_READY_WITHIN: Final = 90.0
+
+
+class Replica:
+    """One process that serves. It keeps its port and its clock over restarts."""
+
+    def __init__(self, number: int, folder: Path, store: str, key: str) -> None:
+        self.port = free_port()
+        self.is_up = False
+        self._clock = folder / f"clock-{number}"
+        self._log = folder / f"log-{number}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._env = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{ROOT}/transports",
+            "HISTORY": str(folder),
+            "STORE": store,
+            "MCP_SESSIONS_KEYS": key,
+        }
+        if _FAKETIME:
+            self._env |= {
+                "LD_PRELOAD": str(_FAKETIME[0]),
+                "FAKETIME_TIMESTAMP_FILE": str(self._clock),
+                "FAKETIME_CACHE_DURATION": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            }
+        self.skew(0)
+
+    def skew(self, seconds: int) -> None:
+        """Set its clock so much ahead; that a clock never goes back is nobody's promise."""
+        new = self._clock.with_suffix(".new")
+        new.write_text(f"{seconds:+d}")
+        new.replace(self._clock)
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._start)
+        self.is_up = True
+
+    def _start(self) -> None:
+        app = f"{ROOT / 'tests/campaign/app.py'}:layer"
+        serve = ["serve", app, "--port", str(self.port), "--log-level", "warning"]
+        serve += ["--health", "/health"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mcp_sessions.cli", *serve],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env, cwd=ROOT,
+            )  # fmt: skip
+        wait_until_it_listens(self._process, self.port, lambda: self._log.read_text()[-2000:])
+
+    async def revive(self) -> bool:
+        """Return once it is ready; whether it had ended, as it does if its store refuses it.
+
+        Raises:
+            AssertionError: It is not ready within ``_READY_WITHIN`` seconds.
+        """
+        has_ended, until = False, time.monotonic() + _READY_WITHIN
+        while time.monotonic() < until:
+            if self._process is None or self._process.poll() is not None:
+                has_ended, self.is_up = True, False
+                await self.start()
+            if await asyncio.to_thread(self._is_ready):
+                return has_ended
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"a replica is not ready: {self._log.read_text()[-2000:]}")
+
+    def _is_ready(self) -> bool:
+        asking = HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            asking.request("GET", "/health/readyz")
+            return asking.getresponse().status == 200
+        except (OSError, HTTPException):
+            return False
+        finally:
+            asking.close()
+
+    def kill(self) -> None:
+        """``kill -9``."""
+        self.is_up = False
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    async def stop(self) -> None:
+        """SIGTERM: it drains."""
+        process = self._process
+        assert process is not None
+        process.terminate()
+        self.is_up = False
+        try:
+            await asyncio.to_thread(process.wait, 30)
+        finally:
+            self.kill()
+
+    def suspend(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+
+class Redis:
+    """A Redis that writes each change to its file before it answers."""
+
+    kinds = (
+        "redis killed", "redis paused", "redis clients killed", "redis subscribers killed",
+        "redis full", "redis scripts flushed",
+    )  # fmt: skip
+
+    def __init__(self, folder: Path) -> None:
+        self._server = RedisServer(folder, "--appendonly", "yes", "--appendfsync", "always")
+        self._server.start()
+        self.url = self._server.url
+
+    async def fault(self, kind: str, seconds: float) -> None:
+        """Make it, and heal it after so long."""
+        server = self._server
+        match kind:
+            case "redis killed":
+                await asyncio.to_thread(server.kill)
+                await asyncio.sleep(seconds)
+                await asyncio.to_thread(server.start)
+            case "redis paused":
+                server.suspend()
+                await asyncio.sleep(seconds)
+                server.resume()
+            case "redis clients killed":
+                await self._asked("CLIENT KILL TYPE normal SKIPME yes")
+            case "redis subscribers killed":
+                await self._asked("CLIENT KILL TYPE pubsub")
+            case "redis full":
+                await self._asked("CONFIG SET maxmemory 1")
+                await asyncio.sleep(seconds)
+                await self._asked("CONFIG SET maxmemory 0")
+            case "redis scripts flushed":
+                await self._asked("SCRIPT FLUSH")
+            case _:
+                raise AssertionError(kind)
+
+    async def _asked(self, command: str) -> None:
+        """Another fault may last just now: ask until it answers."""
+        for _ in range(60):
+            try:
+                await asyncio.to_thread(self._server.ask, command)
+            except OSError:
+                await asyncio.sleep(0.5)
+            else:
+                return
+        raise AssertionError(f"Redis did not take {command}")
+
+    def end(self) -> None:
+        self._server.resume()
+        self._server.kill()
+
+
+class File:
+    """A SQLite file, on a disk of its own if we may mount one."""
+
+    kinds = ("file locked",)
+
+    def __init__(self, folder: Path, durability: str) -> None:
+        self._disk = folder / "disk"
+        self._disk.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(self._disk)]
+        self._is_mounted = (
+            os.geteuid() == 0
+            and subprocess.run(mount, check=False, capture_output=True).returncode == 0
+        )
+        if self._is_mounted:
+            self.kinds = ("file locked", "disk full")
+        self._path = self._disk / "sessions.db"
+        self.url = f"sqlite:///{self._path}?durability={durability}"
+
+    async def fault(self, kind: str, seconds: float) -> None:
+        """Make it, and heal it after so long."""
+        if kind == "file locked":
+            over = threading.Event()
+            locking = asyncio.create_task(asyncio.to_thread(self._lock, over))
+            await asyncio.sleep(seconds)
+            over.set()
+            await locking
+            return
+        filler = self._disk / "filler"
+        try:
+            with filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(65_536))
+        except OSError:
+            # It is full.
+            await asyncio.sleep(seconds)
+        finally:
+            filler.unlink(missing_ok=True)
+
+    def _lock(self, over: threading.Event) -> None:
+        connection = sqlite3.connect(self._path, timeout=30, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            over.wait(60)
+            connection.execute("ROLLBACK")
+        finally:
+            connection.close()
+
+    def end(self) -> None:
+        if self._is_mounted:
+            subprocess.run(["umount", "-l", str(self._disk)], check=True)
+
+
+class Fleet:
+    """All processes of a campaign."""
+
+    def __init__(self, folder: Path, store: "Redis | File", replicas: int) -> None:
+        self.folder = folder
+        self.store = store
+        key = mint_key()
+        self.replicas = [Replica(n, folder, store.url, key) for n in range(replicas)]
+
+    async def start(self) -> None:
+        await asyncio.gather(*(replica.revive() for replica in self.replicas))
+
+    def end(self) -> None:
+        for replica in self.replicas:
+            replica.kill()
+        self.store.end()
+
+    def records(self) -> Generator[str]:
+        """What the servers wrote, in no order."""
+        for path in sorted(self.folder.glob("*.jsonl")):
+            yield from path.read_text().splitlines()
+
+
+@contextmanager
+def fleet(kind: str) -> Generator[Fleet]:
+    """Three replicas on Redis; or one on a file, ``normal`` or ``full``."""
+    with tempfile.TemporaryDirectory(prefix="mcp-sessions-campaign-") as name:
+        folder = Path(name)
+        store = Redis(folder) if kind == "redis" else File(folder, kind)
+        made = Fleet(folder, store, 3 if kind == "redis" else 1)
+        try:
+            yield made
+        finally:
+            made.end()
