@@ -357,6 +357,8 @@ def http_config(app: ASGIApp, settings: HttpSettings) -> LimitedConfig:
         proxy_headers=False,
         timeout_graceful_shutdown=5,
         timeout_keep_alive=KEEP_ALIVE,
+        # Without it some clients, such as fetch of Node.js, close theirs after 4 seconds.
+        headers=[("keep-alive", f"timeout={KEEP_ALIVE}")],
         lifespan="on",
         backlog=LISTEN_BACKLOG,
         server_header=False,

@@ -101,6 +101,19 @@ def test_a_later_connection_from_the_same_port_is_another_client(tmp_path: Path)
         assert pids[0] == pids[1] != pids[2]
 
 
+def test_a_client_is_told_how_long_its_connection_is_kept(tmp_path: Path) -> None:
+    """RFC 2068, 19.7.1.1. ``fetch`` of Node.js would close it after 4 seconds, and its process ends
+    with it. By this it keeps both from one call to the next.
+    """
+    with serving(tmp_path, "--lazy", *COMMAND) as process:
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/mcp$", read_lines(process, 5), re.M)
+        assert found is not None
+        client = connected(int(found.group(1)), 0)
+        client.request("GET", "/health")
+        assert client.getresponse().headers["keep-alive"] == "timeout=75"
+        client.close()
+
+
 @pytest.mark.anyio
 async def test_so_it_is_if_another_server_serves_the_layer() -> None:
     """A plain uvicorn does not say when a connection ends."""
