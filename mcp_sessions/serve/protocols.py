@@ -332,10 +332,14 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
 
     def _is_offered_websocket(self) -> bool:
         scope = self.scope
+        fields = [(name, value.lower()) for name, value in self.headers]
         is_usual = scope["method"] == "GET" and scope["http_version"] == "1.1"
-        return is_usual and (b"upgrade", b"websocket") in [
-            (name, value.lower()) for name, value in self.headers
-        ]
+        # The library answers nothing to a handshake with a body.
+        has_body = any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+            for name, value in fields
+        )
+        return is_usual and not has_body and (b"upgrade", b"websocket") in fields
 
     def _ignore_offer(self) -> None:
         """Parse the header again without it: the parser would take a body for the next request."""
@@ -391,6 +395,8 @@ class LimitedWebSocket(_Limited, WebSocketsSansIOProtocol):
     1. Frames are parsed some at a time, of all WebSockets in turn.
     2. While the peer takes nothing only its last ping has an answer that waits (RFC 6455, 5.5.3).
     3. A message in many fragments takes no more than its bytes.
+    4. A frame is parsed after the handshake has its answer (RFC 6455, 4.1). Until then its bytes
+       wait, and no more of them are read.
     """
 
     config: LimitedConfig
@@ -412,13 +418,21 @@ class LimitedWebSocket(_Limited, WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if len(data) <= _SLICE and not self._unparsed:
+        is_early = self.handshake_initiated and not self.handshake_complete
+        if len(data) <= _SLICE and not self._unparsed and not is_early:
             self._parse(data)
             return
         self._unparsed += data
         # No more than this is read until it is parsed.
         self.transport.pause_reading()
-        self._take_turns()
+        if not is_early:
+            self._take_turns()
+
+    def start_keepalive(self) -> None:
+        # The library calls it when it has accepted the handshake.
+        super().start_keepalive()
+        if self._unparsed:
+            self._take_turns()
 
     async def run_asgi(self) -> None:
         app = self.app

@@ -19,10 +19,11 @@ from uvicorn.server import ServerState
 from mcp_sessions.serve.open_connections import ConnectionLimits
 from mcp_sessions.serve.protocols import LimitedHttp
 from mcp_sessions.serve.uvicorn_server import HttpSettings, http_config
+from tests.serve.test_delayed_refusals import GOOD, UPGRADE, expect_answered, served
 from tests.support.hostile import closed_by_peer, hostile
 
 MASK = bytes([1, 2, 3, 4])
-FIN, TEXT, PING, PONG = 0x80, 0x1, 0x9, 0xA
+FIN, TEXT, CLOSE, PING, PONG = 0x80, 0x1, 0x8, 0x9, 0xA
 FLOOD = 2.0
 """Seconds for which there is nothing else."""
 
@@ -130,9 +131,55 @@ def test_a_message_in_many_fragments_is_one_message(tmp_path: Path) -> None:
 def test_a_close_after_many_pings_is_answered(tmp_path: Path) -> None:
     with hostile(tmp_path) as setup:
         sock = setup.websocket()
-        sock.sendall(frame(PING) * 5_000 + frame(0x8, b"\x03\xe8"))
+        sock.sendall(frame(PING) * 5_000 + frame(CLOSE, b"\x03\xe8"))
         received = closed_by_peer(sock)
         assert received == b"\x8a\x00" * 5_000 + b"\x88\x02\x03\xe8"
+
+
+EARLY: dict[str, tuple[bytes, bytes]] = {
+    "a message": (frame(TEXT, b"{}"), b"\x81\x02{}"),
+    "a ping": (frame(PING, b"x"), b"\x8a\x01x"),
+    "a close": (frame(CLOSE, b"\x03\xe8"), b"\x88\x02\x03\xe8"),
+    "no frame": (b"\xff" * 9, b"\x88"),
+    "pings": (frame(PING, b"x") * 1_000, b"\x8a\x01x" * 1_000),
+}
+
+
+@pytest.mark.parametrize("what", EARLY)
+@pytest.mark.anyio
+async def test_a_frame_before_the_answer_to_the_handshake_waits_for_it(
+    what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rule 4. Before, a pong came before the answer, and what is no frame left a traceback."""
+    sent, expected = EARLY[what]
+    asked, has_come, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        assert (await receive())["type"] == "websocket.connect"
+        asked.set()
+        await has_come.wait()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            await send({"type": "websocket.send", "text": message["text"]})
+        ended.set()
+
+    async with served(app=app) as setup:
+        reader, writer = await setup.send(UPGRADE)
+        await asked.wait()
+        writer.write(sent)
+        # The server has read it when it has answered another connection.
+        await expect_answered(await setup.send(GOOD))
+        has_come.set()
+        received = await reader.readuntil(b"\r\n\r\n")
+        assert received.startswith(b"HTTP/1.1 101")
+        assert await reader.readexactly(len(expected)) == expected
+        writer.close()
+        await ended.wait()
+    assert not caplog.records
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")

@@ -124,6 +124,15 @@ def test_an_offer_with_the_whole_address_is_ignored(setup: Setup) -> None:
     assert answers_on(sock, 1) == [b"200 OK"]
 
 
+@pytest.mark.parametrize("fields", [["Content-Length: 2"], ["Transfer-Encoding: chunked"]])
+def test_an_offer_of_a_websocket_with_a_body_is_ignored(fields: list[str], setup: Setup) -> None:
+    """RFC 9110, 7.8. Before, the connection was closed without an answer."""
+    body = b"{}" if "Length" in fields[0] else b"2\r\n{}\r\n0\r\n\r\n"
+    sock = setup.connect()
+    sock.sendall(setup.upgrade(*fields) + body + setup.head("GET /healthz"))
+    assert answers_on(sock, 2) == [b"406 Not Acceptable", b"200 OK"]
+
+
 def test_a_websocket_is_opened_behind_a_request(setup: Setup) -> None:
     """Also if its handshake came before the answer."""
     sock = setup.connect()
