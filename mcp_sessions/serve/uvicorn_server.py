@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -227,7 +227,11 @@ class DrainingServer(uvicorn.Server):
         if not drains_first:
             await self._drain()
         self._connections.give_up()
-        await super().shutdown(sockets=sockets)
+        ending = asyncio.create_task(self._end_tls())
+        try:
+            await super().shutdown(sockets=sockets)
+        finally:
+            await stopped(ending)
         logger.info("stopped: every connection is closed")
 
     async def _drain(self) -> None:
@@ -321,6 +325,17 @@ class DrainingServer(uvicorn.Server):
                 return
             await asyncio.sleep(0.02)
 
+    async def _end_tls(self) -> None:
+        """Wait no longer than :data:`TLS_END` for clients to say that their TLS ends, too. Many
+        read nothing while they have no request.
+        """
+        while self.config.ssl is not None:
+            await asyncio.sleep(TLS_END)
+            for connection in list(self.server_state.connections):
+                transport = cast("Any", connection).transport
+                if transport.is_closing() and not transport.get_write_buffer_size():
+                    transport.abort()
+
 
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept: longer than clients and proxies keep theirs. So this
@@ -404,6 +419,9 @@ def draining_server(
         reloading=settings.reloading,
     )
 
+
+TLS_END = 1.0
+"""Seconds in which a client answers that a connection over TLS is closed."""
 
 FIRST_REQUEST = 1.0
 """Seconds in which a request arrives on a connection that was made for it."""

@@ -20,7 +20,7 @@ from websockets.typing import Subprotocol
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.security import KEYFILE_PASSWORD_VARIABLE
 from mcp_sessions.serve.tls import Certificate, certificate_of
-from tests.support.hostile import Setup, closed_by_peer, hostile
+from tests.support.hostile import Setup, answer_on, closed_by_peer, hostile
 from tests.support.serving import INITIALIZE, read_lines, serving
 
 APP = 'from mcp.server import MCPServer\nmcp = MCPServer("notes")\n'
@@ -133,6 +133,17 @@ def test_a_stop_does_not_wait_for_a_handshake(files: Files) -> None:
         setup.process.terminate()
         _, rest = setup.process.communicate(timeout=25)
         assert "draining" in rest and "graceful shutdown exceeded" not in rest, rest
+
+
+def test_a_stop_does_not_wait_for_a_client_that_reads_nothing(files: Files) -> None:
+    """It has no request, and says nothing when its TLS is ended. Before, a stop took 5 s more."""
+    with over_tls(files) as setup:
+        with files.trusts.wrap_socket(setup.connect(), server_hostname="127.0.0.1") as idle:
+            idle.sendall(setup.head("GET /healthz"))
+            assert answer_on(idle).startswith(b"HTTP/1.1 200")
+            rest = setup.log()
+        assert "every connection is closed" in rest
+        assert "graceful shutdown exceeded" not in rest, rest
 
 
 @contextmanager
