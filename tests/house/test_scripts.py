@@ -283,6 +283,8 @@ OPTIONS = {
     "walk": ROOT / "scripts" / "walks.py",
     "release": ROOT / "scripts" / "release.py",
     "simulate": ROOT / "tests" / "simulation" / "__main__.py",
+    "campaign": ROOT / "tests" / "campaign" / "__main__.py",
+    "mutate": ROOT / "scripts" / "mutants.py",
     "docs": None,
     "test": None,
 }
