@@ -1,7 +1,7 @@
 """`mcp_sessions.testing.connect`: a client in memory goes the way that every client goes."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from mcp import Client, MCPError
@@ -166,5 +166,5 @@ async def test_a_layer_that_ran_is_refused() -> None:
 
 async def test_what_is_no_server_is_refused() -> None:
     with pytest.raises(ConfigurationError):
-        async with connect(object()):
+        async with connect(cast("Any", object())):
             pass

@@ -262,7 +262,7 @@ async def test_a_client_that_leaves_in_the_middle_cancels_its_call(tmp_path: Pat
 async def test_where_several_calls_of_different_clients_run_nobody_is_asked_for_another() -> None:
     """On a pipe a server does not say which of them asks."""
 
-    async def none(*_: Any) -> Any:
+    async def none(*_: Any, **__: Any) -> Any:
         raise AssertionError("nothing is started, and nothing announced")
 
     slot = Slot(Services(none, none, Notifier(), "the server"), None, {}, Clients())
