@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal
 
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.task_policy import TaskPolicy
 
 THE_SERVER = "the server"
 
@@ -85,6 +86,8 @@ class ExternalServer:
             for pattern, needed in (tool_scopes or {}).items()
         }
         self.try_at_start = try_at_start
+        self.tasks: TaskPolicy | None = None
+        """Which calls become tasks, as a file of several servers says it."""
 
     @property
     def asks_for_scopes(self) -> bool:

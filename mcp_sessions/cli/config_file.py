@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -19,6 +20,7 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.stdio_server import StdioServer
+from mcp_sessions.task_policy import TaskPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,21 @@ _OURS: Final = {
 }
 """Members that only this file has → their names in ``StdioServer`` and ``HTTPServer``."""
 
-_USED: Final = _OF_COMMAND | _OF_URL | _OURS.keys() | {"type", "disabled", "enabled", "auth"}
+_OF_TASKS: Final = {
+    "after": "after",
+    "always": "always",
+    "never": "never",
+    "required": "required",
+    "ttl": "ttl",
+    "pollInterval": "poll_interval",
+    "maxTime": "max_time",
+    "maxTasks": "max_tasks",
+    "maxTasksPerPrincipal": "max_tasks_per_principal",
+}
+"""Members of ``tasks`` → their names in ``TaskPolicy``."""
+
+_OTHERS: Final = {"type", "disabled", "enabled", "auth", "tasks"}
+_USED: Final = _OF_COMMAND | _OF_URL | _OURS.keys() | _OTHERS
 _TYPES: Final = {
     "stdio": _OF_COMMAND,
     "http": _OF_URL,
@@ -64,7 +80,10 @@ _URLS: Final = ("serverUrl", "httpUrl")
 
 
 def servers_of(
-    file: str, given: Mapping[str, Any], env: Mapping[str, str] = MappingProxyType({})
+    file: str,
+    given: Mapping[str, Any],
+    env: Mapping[str, str] = MappingProxyType({}),
+    tasks: TaskPolicy | None = None,
 ) -> dict[str, ExternalServer]:
     """Return the enabled servers that the file names, each by the part of its path. A server of
     a kind that is not spoken is left out, with a warning: the others are served.
@@ -73,6 +92,7 @@ def servers_of(
         given: Options for all servers, as ``StdioServer`` and ``HTTPServer`` call them. A server's
             own options replace them.
         env: Variables for all commands. A command's own replace them.
+        tasks: Which calls of servers become tasks that say nothing of it.
 
     Raises:
         ConfigurationError: The file is missing or invalid, or an entry cannot be served. The error
@@ -113,7 +133,9 @@ def servers_of(
             unused = sorted(members.keys() - _USED)
             if unused:
                 logger.warning("%s: %s: serve ignores %s", file, name, ", ".join(unused))
-            servers[part] = _server(members, {"title": f"the server {name}", **given}, env)
+            server = _server(members, {"title": f"the server {name}", **given}, env)
+            server.tasks = _tasks(members.get("tasks"), tasks)
+            servers[part] = server
         except ConfigurationError as failed:
             raise ConfigurationError(f"{file}{_line_of(text, name)}: {name}: {failed}") from failed
     if not servers:
@@ -207,6 +229,42 @@ def _server(
             # The error names the member as the file has it.
             said = re.sub(rf"\b{argument}\b", each, said)
         raise ConfigurationError(said) from failed
+
+
+def _tasks(given: Any, usual: TaskPolicy | None) -> TaskPolicy | None:
+    """Return which calls of a server become tasks.
+
+    Raises:
+        ConfigurationError: It is not said as a policy.
+    """
+    if given is None:
+        return usual
+    policy = usual or TaskPolicy()
+    if isinstance(given, bool):
+        return policy if given else None
+    if not isinstance(given, dict):
+        raise ConfigurationError("tasks must be true, false or an object")
+    members = cast("dict[str, Any]", given)
+    changes: dict[str, Any] = {}
+    for name, value in members.items():
+        if name not in _OF_TASKS:
+            raise ConfigurationError(f"tasks has no {name}")
+        usual_value = getattr(policy, _OF_TASKS[name])
+        if isinstance(usual_value, (int, float)):
+            number = (int,) if isinstance(usual_value, int) else (int, float)
+            if isinstance(value, bool) or not isinstance(value, number):
+                what = "whole number" if number == (int,) else "number"
+                raise ConfigurationError(f"tasks.{name} must be a {what}")
+            changes[_OF_TASKS[name]] = value
+            continue
+        names = cast("list[Any]", value) if isinstance(value, list) else [None]
+        if not all(isinstance(each, str) for each in names):
+            raise ConfigurationError(f"tasks.{name} must be a list of tools")
+        changes[_OF_TASKS[name]] = tuple(names)
+    try:
+        return replace(policy, **changes)
+    except ConfigurationError as failed:
+        raise ConfigurationError(f"tasks: {failed}") from failed
 
 
 def _needed_scopes(auth: Any) -> dict[str, Any]:

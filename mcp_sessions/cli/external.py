@@ -8,12 +8,19 @@ from mcp_sessions.cli.serve_options import EXTERNAL_OPTIONS
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.stdio_server import StdioServer
+from mcp_sessions.task_policy import TaskPolicy
 
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(options, name) for name in EXTERNAL_OPTIONS}
     given["try_at_start"] = _tries(options)
     return {name: value for name, value in given.items() if value is not None}
+
+
+def task_policy(options: argparse.Namespace) -> TaskPolicy | None:
+    if not options.tasks:
+        return None
+    return TaskPolicy() if options.task_after is None else TaskPolicy(after=options.task_after)
 
 
 def _tries(options: argparse.Namespace) -> bool:

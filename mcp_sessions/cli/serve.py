@@ -21,7 +21,7 @@ from mcp_sessions.cli import logs
 from mcp_sessions.cli.access import SERVER, access_of, authenticating
 from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.audit_file import AuditFile
-from mcp_sessions.cli.external import external_server
+from mcp_sessions.cli.external import external_server, task_policy
 from mcp_sessions.cli.option_variables import variables_named, warn_of
 from mcp_sessions.cli.safe_addresses import redacted
 from mcp_sessions.cli.serve_options import (
@@ -294,6 +294,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str, ExternalServ
         "--conversations": options.conversations or None,
         "--hide": options.hide,
         "--readable-state": options.readable_state or None,
+        "--tasks": options.tasks or None,
         "--api-keys": options.api_keys,
         "--auth": options.auth,
         "--auth-issuer": options.auth_issuer,
@@ -329,6 +330,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str, ExternalServ
         hidden=options.hide or (),
         security=SessionSecurity.default(sign_only=True) if options.readable_state else None,
         auth=authentication,
+        tasks=task_policy(options),
     )
     return layer, redacted(options.store or DEFAULT_STORE), external
 

@@ -4,7 +4,7 @@ Rules, owned by ``tests/cli/test_reload_config.py``:
 
 1. A new server is served. A removed one is drained, and its path is then no longer served.
 2. A changed server gets new processes for new sessions. The sessions that it has keep theirs. If
-   its kind, ``per`` or ``auth`` changed, it is drained, and served anew.
+   its kind, ``per``, ``auth`` or ``tasks`` changed, it is drained, and served anew.
 3. A server that did not change notices nothing.
 4. A wrong file or store changes nothing.
 5. A wrong certificate, such as one that expired, is not used. It keeps nothing else from being read
@@ -26,7 +26,7 @@ from mcp_sessions.cli.access import SERVER, authenticating
 from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.check import CheckedEndpoint
 from mcp_sessions.cli.config_file import servers_of
-from mcp_sessions.cli.external import given_options
+from mcp_sessions.cli.external import given_options, task_policy
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
@@ -153,6 +153,7 @@ def layer_maker(
                 conversations=conversations,
                 hidden=options.hide or (),
                 authentication=authentication(name),
+                tasks=server.tasks,
             )
         except ConfigurationError as failed:
             raise ConfigurationError(f"{options.config}: {name}: {failed}") from failed
@@ -194,7 +195,9 @@ def servers_by_path(options: argparse.Namespace) -> dict[str, ExternalServer]:
     Raises:
         ConfigurationError: A server cannot be served.
     """
-    servers = servers_of(options.config, given_options(options), dict(options.env or ()))
+    env: dict[str, str] = dict(options.env or ())
+    given = given_options(options)
+    servers = servers_of(options.config, given, env, task_policy(options))
     return {f"/{name}{options.path}": server for name, server in servers.items()}
 
 

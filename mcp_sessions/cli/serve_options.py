@@ -15,6 +15,7 @@ from mcp_sessions.core.addresses import HTTP, has_scheme, wrong_address
 from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import DEFAULT_GRACE, FORGET_AFTER, SessionPolicy
+from mcp_sessions.task_policy import TaskPolicy
 
 DEFAULT_STORE = "memory://"
 DEFAULT_PORT = 8000
@@ -109,6 +110,8 @@ def _check(options: argparse.Namespace) -> None:
             "give the name that clients call"
         )
     access.check_options(options)
+    if options.task_after is not None and not options.tasks:
+        raise ConfigurationError("--task-after needs --tasks: add it, or leave out --task-after")
     more = {
         "--per-principal": options.per_principal,
         "--platform-ids": options.platform_ids,
@@ -305,6 +308,10 @@ def _add_limits(group: types.Options) -> None:
         "--question-timeout S",
         f"time for an answer to a tool's question ({limits.question_timeout:g})",
         types.duration,
+    )
+    group.add("--tasks", "turn long calls into tasks of the protocol")
+    group.add(
+        "--task-after S", f"time until a call is a task ({TaskPolicy().after:g})", types.duration
     )
 
 

@@ -28,6 +28,7 @@ from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.resume_report import KnownSession, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.resuming import ResumingClient
 from mcp_sessions.client.state import Runtime
+from mcp_sessions.client.task_calls import TaskCalls
 from mcp_sessions.core.messages import answer_instead_of
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 
@@ -150,7 +151,10 @@ class ResumableTransport(AbstractAsyncContextManager[SdkStreams]):
         async def hang_up() -> None:
             to_app.close()
 
-        callbacks = Callbacks(deliver, hang_up, self._on_lost, self._on_resume)
+        async def receive(message: Json) -> None:
+            await calls.receive(message)
+
+        callbacks = Callbacks(receive, hang_up, self._on_lost, self._on_resume)
         slot = None
         if self._jar is not None:
             target = self._dialers[0].target
@@ -159,11 +163,12 @@ class ResumableTransport(AbstractAsyncContextManager[SdkStreams]):
         async def pump() -> None:
             async for item in from_app:
                 message = item.message.model_dump(by_alias=True, mode="json", exclude_unset=True)
-                await client.take(message, _headers(item))
+                await calls.send(message, _headers(item))
 
         async with to_app, read, write, from_app, anyio.create_task_group() as tasks:
             runtime = Runtime(self._policy, tasks)
             client = ResumingClient(self._dialers, runtime, callbacks, slot=slot)
+            calls = TaskCalls(client.take, deliver, tasks.start_soon)
             await client.start()
             tasks.start_soon(pump)
             self._client = client

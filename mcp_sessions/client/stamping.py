@@ -22,7 +22,7 @@ from mcp_sessions.core.messages import (
     with_meta,
 )
 from mcp_sessions.core.messages import without_session as without_session_members
-from mcp_sessions.core.named import header_value, name_in
+from mcp_sessions.core.named import header_value, repeated_name
 from mcp_sessions.core.resume import SessionView, is_sendable
 
 CLIENT_CAPABILITIES_META = "io.modelcontextprotocol/clientCapabilities"
@@ -138,7 +138,7 @@ def modern_headers(message: Json, envelope: Envelope) -> dict[str, str]:
     """
     method: str = message["method"]
     headers = {"mcp-protocol-version": envelope.protocol_version, "mcp-method": method}
-    name = name_in(method, message.get("params"))
+    name = repeated_name(method, message.get("params"))
     if name is not None:
         headers["mcp-name"] = header_value(name)
     return headers

@@ -64,6 +64,16 @@ def name_in(method: str, params: Mapping[str, Any] | None) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def repeated_name(method: str, params: Mapping[str, Any] | None) -> str | None:
+    """Return what the header ``Mcp-Name`` of a request repeats, if it repeats something: the name
+    that :func:`name_in` returns, or the id of a task.
+    """
+    if method in method_names.OF_TASKS:
+        named = params.get("taskId") if params is not None else None
+        return named if isinstance(named, str) else None
+    return name_in(method, params)
+
+
 def updated_uri(params: Mapping[str, Any] | None) -> str:
     """Return the resource of a ``notifications/resources/updated``. Empty: it has none."""
     return str(params["uri"]) if params and "uri" in params else ""

@@ -80,6 +80,8 @@ class TaskRecord:
 
     result: Json | None = None
     error: Json | None = None
+    is_of_server: bool = False
+    """It is a task of the wrapped server's own: no more of it is stored than whose it is."""
 
     @classmethod
     def new(

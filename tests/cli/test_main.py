@@ -81,6 +81,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["serve", "a:b", "--handle", "add"],
         "--handle needs --conversations",
     ),
+    "a time of tasks, of no tasks": (
+        ["serve", "a:b", "--task-after", "5"],
+        "--task-after needs --tasks",
+    ),
     "no events": (["serve", "a:b", "--max-events", "0"], "above 0, not '0'"),
     "half an event": (["serve", "a:b", "--max-events", "1.5"], "above 0, not '1.5'"),
     "relative path": (["serve", "a:b", "--path", "mcp"], "must be a path that begins with '/'"),

@@ -61,6 +61,8 @@ def settings_of(option: str, text: str, *arguments: str) -> Any:
     if option in ("--config", "--reload-config"):
         group = []
     more = ["--conversations"] if option in NEEDS else []
+    if option == "--task-after":
+        more = ["--tasks"]
     if option == "--reload-config":
         more = ["--config", "mcp.json"]
     if option == "--ssl-keyfile":

@@ -21,6 +21,7 @@ from mcp_sessions.cli.serve_config import layer_maker, layers_of
 from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.task_policy import TaskPolicy
 from mcp_sessions.testing.memory_client import inside
 from tests.support.serving import initialize, read_lines, serving
 
@@ -202,3 +203,34 @@ def test_a_client_can_read_its_state_if_that_is_wanted(here: Path, readable: boo
     )
     parts = [base64.urlsafe_b64decode(part + "==") for part in re.split(r"[.~]", token)]
     assert any(b"blue" in part for part in parts) is readable
+
+
+@pytest.mark.parametrize("given", [(), ("--tasks",), ("--tasks", "--task-after", "0")])
+@pytest.mark.parametrize("of", ["server", "command", "config"])
+def test_long_calls_become_tasks_if_that_is_wanted(
+    here: Path, given: tuple[str, ...], of: str
+) -> None:
+    """Of every way to serve."""
+    (here / "mcp.json").write_text(json.dumps({"mcpServers": {"one": {"command": sys.executable}}}))
+    ways = {
+        "server": ["bare_app.py:mcp"],
+        "command": ["--", sys.executable],
+        "config": ["--config", "mcp.json"],
+    }
+    options = parsed([*given, *ways[of]])
+    if of == "config":
+        make = layer_maker(options, "memory://", SessionPolicy(), None)
+        [assembly] = layers_of(options, make).values()
+    else:
+        assembly = inside(_layer(options)[0])
+    tasks = assembly.runner.tasks
+    if not given:
+        assert tasks is None
+    else:
+        assert tasks is not None
+        assert tasks.policy == (TaskPolicy(after=0) if "--task-after" in given else TaskPolicy())
+
+
+def test_a_layer_has_its_own_tasks(refused: Callable[..., str]) -> None:
+    line = refused("serve", "layer_app.py:layer", "--tasks")
+    assert line.endswith("set them there, not with --tasks\n")

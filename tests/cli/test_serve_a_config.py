@@ -20,7 +20,9 @@ from mcp_sessions.cli.serve_config import servers_by_path
 from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.server.upstream.external.changing import can_follow
 from mcp_sessions.stdio_server import StdioServer
+from mcp_sessions.task_policy import TaskPolicy
 from tests.support.children import CHILD, children_of, is_alive
 from tests.support.redis_server import namespace, shared_redis
 from tests.support.serving import INITIALIZE, initialize, read_lines, serving
@@ -175,6 +177,35 @@ def test_what_hosts_write_is_read(
     assert warned[1:] == ["the header 'content-type' is left out: the client sends it itself"]
 
 
+def test_each_server_says_which_of_its_calls_are_tasks(tmp_path: Path) -> None:
+    policy = {"always": ["build"], "maxTime": 60, "after": 0}
+    said = {"own": policy, "yes": True, "no": False, "usual": None}
+    entries = {name: {**ENTRY, "tasks": tasks} for name, tasks in said.items()}
+    usual = TaskPolicy(after=7)
+    servers = servers_of(written(tmp_path, entries), {}, {}, usual)
+    assert {name: server.tasks for name, server in servers.items()} == {
+        "own": TaskPolicy(after=0, always=("build",), max_time=60),
+        "yes": usual,
+        "no": None,
+        "usual": usual,
+    }
+    assert [server.tasks for server in servers_of(written(tmp_path, entries), {}).values()] == [
+        TaskPolicy(after=0, always=("build",), max_time=60),
+        TaskPolicy(),
+        None,
+        None,
+    ]
+
+
+def test_a_server_whose_tasks_changed_is_served_anew(tmp_path: Path) -> None:
+    before, same, after = (
+        servers_of(written(tmp_path, {"a": {**ENTRY, "tasks": tasks}}), {})["a"]
+        for tasks in (True, True, False)
+    )
+    assert can_follow(before, same)
+    assert not can_follow(before, after)
+
+
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
@@ -209,6 +240,12 @@ def test_what_hosts_write_is_read(
         ({**ENTRY, "type": "http"}, "is not for servers of type http"),
         ({**ENTRY, "url": "https://host/"}, "is not for servers of type http"),
         ({"type": "carrier"}, "a: type: stdio or http"),
+        ({**ENTRY, "tasks": "yes"}, "a: tasks must be true, false or an object"),
+        ({**ENTRY, "tasks": {"every": ["build"]}}, "a: tasks has no every"),
+        ({**ENTRY, "tasks": {"always": "build"}}, "a: tasks.always must be a list of tools"),
+        ({**ENTRY, "tasks": {"after": "2"}}, "a: tasks.after must be a number"),
+        ({**ENTRY, "tasks": {"maxTasks": 1.5}}, "a: tasks.maxTasks must be a whole number"),
+        ({**ENTRY, "tasks": {"ttl": 0}}, "a: tasks: ttl must be a positive number"),
         ({"url": "ftp://host"}, "a: 'ftp://host': an address begins with http:// or https://"),
         ({"url": "https://host", "headers": {"A": "b\nc"}}, "a: the header 'A' cannot be sent"),
     ],

@@ -39,6 +39,26 @@ def notify(method: str, params: Json) -> None:
             say({"method": method, "params": {**params, "_meta": meta}})
 
 
+tasks: dict[str, Json] = {}
+"""Tasks of its own, by their ids, as it shows them."""
+
+
+def own_task(method: str, params: Json) -> Json | None:
+    """``None``: there is no such task."""
+    shown = tasks.get(params["taskId"])
+    if shown is None:
+        return None
+    if method == "tasks/get":
+        return shown
+    if method == "tasks/cancel":
+        shown["status"] = "cancelled"
+    elif params["inputResponses"]:
+        del shown["inputRequests"]
+        done = text(json.dumps(params["inputResponses"], sort_keys=True))
+        shown |= {"status": "completed", "result": done}
+    return {}
+
+
 def ask(params: Json) -> Json:
     answers: Json | None = params.get("inputResponses")
     if answers is None:
@@ -59,6 +79,17 @@ def call(request: Json) -> Json | None:
                 base.count += 1
                 note("ask")
             return ask(params)
+        case "own task":
+            form: Json = {
+                "message": "who?",
+                "requestedSchema": {"type": "object", "properties": {}},
+            }
+            asked: Json = {"q": {"method": "elicitation/create", "params": form}}
+            name = f"own {len(tasks)}"
+            shown: Json = {"taskId": name, "status": "working", "ttlMs": None, "pollIntervalMs": 10}
+            shown |= {"createdAt": "2026-11-28T12:00:00Z", "lastUpdatedAt": "2026-11-28T12:00:00Z"}
+            tasks[name] = {**shown, "status": "input_required", "inputRequests": asked}
+            return {"resultType": "task", **shown}
         case "update":
             notify("notifications/resources/updated", {"uri": arguments["uri"]})
             return text("updated")
@@ -122,6 +153,12 @@ def serve(request: Json, misdeed: str) -> None:
         case "tools/call":
             base.client = meta
             result = call(request)
+        case "tasks/get" | "tasks/update" | "tasks/cancel":
+            result = own_task(method, params)
+            if result is None:
+                error = {"code": -32602, "message": "unknown here"}
+                say({"id": request["id"], "error": error})
+                return
         case "tools/list":
             result = {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}
         case _:

@@ -159,7 +159,10 @@ class Call:
     """The replacement of a hidden name in the request → the name."""
 
     tasks: Any = field(init=False, default=None)
-    """The ``Tasks`` of which it may become one. None: it may not."""
+    """The ``Tasks`` that its client knows. None: they are off, or its client knows none."""
+
+    task_after: float | None = field(init=False, default=None)
+    """Seconds after which it becomes a task. None: it does not, or is one from its beginning."""
 
     as_task: Any = field(init=False, default=None)
     """The ``RunningTask`` that it is from its beginning."""

@@ -69,10 +69,12 @@ class Path:
 
         tasks = stages.features.tasks
         self.of_tasks: tuple[Stage, ...] = ()
-        """For ``tasks/*``, which the layer answers itself. Empty: tasks are off."""
+        """For ``tasks/*``, which the layer answers itself, but for tasks of the wrapped server's
+        own. Empty: tasks are off."""
 
         if tasks is not None:
-            self.of_tasks = (Acceptance(runner.calls, is_ours=True), tasks[1])
+            of_server = (stages.association, stages.session, stages.serving)
+            self.of_tasks = (Acceptance(runner.calls, is_ours=True), tasks[1], *of_server)
         self.of_listens: tuple[Stage, ...] = (stages.association,)
         """For a listen, which has a stream of its own, and for a notification."""
 

@@ -38,8 +38,9 @@ from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
 from mcp_sessions.server.requests.open_questions import OpenQuestions
 from mcp_sessions.server.requests.outcome import store_error
 from mcp_sessions.server.requests.reports import Reports
+from mcp_sessions.server.requests.running_task import INPUT_REQUIRED, TASK, RunningTask
 from mcp_sessions.server.requests.shared import Shared
-from mcp_sessions.server.requests.tasks import INPUT_REQUIRED, RunningTask, Tasks
+from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream import port
 from mcp_sessions.server.upstream.asks import asks_of
 from mcp_sessions.server.upstream.held_call import HeldCall
@@ -122,7 +123,7 @@ class RunningRequest:
         channel.watch(lambda: self._closed(waiter), reattached)
         if shared.loop is None:
             shared.loop = asyncio.get_running_loop()
-        if self._call.tasks is not None and self._call.as_task is None:
+        if self._call.task_after is not None:
             self._may_become_task(self._call.tasks)
         work = self._run(peer, close_peer)
         # If Python can, the first step is done at once: a handler that never waits then costs no
@@ -211,9 +212,12 @@ class RunningRequest:
                     answered = await peer.request(self, method, params)
                     if rounds is not None and method in NAMED and "requestState" in answered:
                         answered = set_apart(answered)
-                if self._task is None or answered.get("resultType") != INPUT_REQUIRED:
-                    break
-                params = await self._task.next_round(answered, request.forwarded)
+                if self._task is not None and answered.get("resultType") == INPUT_REQUIRED:
+                    params = await self._task.next_round(answered, request.forwarded)
+                    continue
+                if self._call.tasks is not None and answered.get("resultType") == TASK:
+                    answered = await self._task_of_server(peer, answered, self._call.tasks)
+                break
             if method in LISTS:
                 self._shared.names.served(method, None, answered)
             result = answered
@@ -350,6 +354,20 @@ class RunningRequest:
         self._task = task
         task.runs(self)
         await self._finish(self._after(Outcome(task.created, None)), continues=True)
+
+    async def _task_of_server(
+        self, peer: UpstreamPeer, created: dict[str, Any], tasks: Tasks
+    ) -> dict[str, Any]:
+        """Its server answered with a task of its own. Return what its client gets."""
+        if self._task is not None:
+            ask = partial(peer.request, self)
+            return await self._task.follow(created, self.request.forwarded, ask)
+        inbound = self._call.inbound
+        try:
+            await tasks.note_of_server(created, inbound.principal, inbound.scope)
+        except LimitReached as reached:
+            raise UpstreamError(wire_error(reached)) from reached
+        return created
 
     def _end_task(self, result: dict[str, Any] | None, error: dict[str, Any] | None) -> None:
         if self._task is not None:

@@ -6,6 +6,8 @@ Rules, owned by ``tests/server/requests/test_tasks.py``:
 2. A task is its owner's. To everybody else an unknown, an expired and a foreign task are the same.
 3. A task whose process is gone has failed, with -31012. It never runs again.
 4. What another process notes about a task reaches its runner by a message, or by the next poll.
+5. The wrapped server may answer with a task of its own. Only its owner is noted: requests about it
+   are the server's.
 
 A task is a session of its own in the store (:attr:`~mcp_sessions.core.states.Mode.TASK`). Its id is
 the task's, and its data is the :class:`~mcp_sessions.core.task.TaskRecord`.
@@ -14,35 +16,32 @@ the task's, and its data is the :class:`~mcp_sessions.core.task.TaskRecord`.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
-from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.life import has_come
-from mcp_sessions.core.messages import error_body, wire_error
+from mcp_sessions.core.messages import wire_error
 from mcp_sessions.core.resume import is_session_id
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.task import Json, TaskRecord, TaskStatus
 from mcp_sessions.errors import (
-    INTERNAL_ERROR,
     InvalidParams,
     LimitReached,
     OutcomeUnknown,
-    StoreUnavailable,
 )
-from mcp_sessions.ids import SessionId, digest
+from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_session_id
 from mcp_sessions.server.calls.shares import share_of
 from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.replica_messages import TaskChanged
-from mcp_sessions.server.upstream.asks import Asks, accepts, asks_of
-from mcp_sessions.server.upstream.call_in_rounds import written
-from mcp_sessions.server.upstream.port import REQUEST_TIMEOUT, NotAskable, PeerError, PeerRequest
+from mcp_sessions.server.requests.running_task import RunningTask, time_of
+from mcp_sessions.server.upstream.asks import asks_of
 from mcp_sessions.task_policy import TaskPolicy
 
 logger = logging.getLogger(__name__)
@@ -55,232 +54,10 @@ count as the sessions of a principal.
 _EVERY: Final = 30.0
 """Seconds between two looks at the tasks that are to be kept, or to be forgotten."""
 
-_AGAIN: Final = 1.0
-"""Seconds until a write is tried again, and between two writes of what a task says."""
-
 _CLOSING: Final = 5.0
 """Seconds that the last writes have when the process stops."""
 
-_MESSAGE: Final = 1_000
-"""Characters of what a task says to people, at most."""
-
 _NO_TASK: Final = "there is no such task"
-
-INPUT_REQUIRED: Final = "input_required"
-
-
-class Work(Protocol):
-    """The running request of a task."""
-
-    def stop_handler(self) -> object: ...
-
-
-class RunningTask:
-    """A task that runs in this process, or whose end is not stored yet."""
-
-    def __init__(
-        self, tasks: Tasks, task_id: SessionId, record: TaskRecord, asks: Asks, share: Hashable
-    ) -> None:
-        self.id, self.record, self.share = task_id, record, share
-        self.version = 0
-        self._tasks, self._asks = tasks, asks
-        self._work: Work | None = None
-        self._waiting: dict[str, asyncio.Future[Json]] = {}
-        self._is_dirty = False
-        self._writing: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._saying: asyncio.TimerHandle | None = None
-
-    @property
-    def created(self) -> Json:
-        """``CreateTaskResult``."""
-        return {"resultType": "task", **self.record.shown(self.id, _time)}
-
-    def runs(self, work: Work) -> None:
-        self._work = work
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._tasks.policy.max_time, self._took_too_long)
-
-    # --- what its handler does ---------------------------------------------------------------
-
-    def says(self, message: str) -> None:
-        if not self.record.has_ended:
-            self.record.says(message[:_MESSAGE], now=self._tasks.clock())
-            if self._saying is None:
-                # A handler may report often: polls here see each report at once.
-                self._saying = asyncio.get_running_loop().call_later(_AGAIN, self._said)
-
-    def _said(self) -> None:
-        self._saying = None
-        self.changed()
-
-    @property
-    def may_ask(self) -> bool:
-        return bool(self._asks) and not self.record.has_ended
-
-    async def ask(self, asked: PeerRequest) -> Json:
-        """Ask the client, and return its result.
-
-        Raises:
-            NotAskable: It does not accept the question.
-            PeerError: It did not answer in time.
-        """
-        if not accepts(self._asks, asked.method, asked.params) or self.record.has_ended:
-            raise NotAskable(asked.method)
-        return await self._answer_to(written(asked), asked.timeout)
-
-    async def next_round(self, asked: Mapping[str, Any], params: Json | None) -> Json:
-        """Ask what a result of a server asks for, and return the params of the next round."""
-        requests: Mapping[str, Json] = asked.get("inputRequests") or {}
-        for request in requests.values():
-            if not accepts(self._asks, str(request.get("method")), request.get("params")):
-                raise NotAskable(str(request.get("method")))
-        if not requests:
-            # The server asks for another turn, and for nothing else.
-            await asyncio.sleep(self._tasks.policy.poll_interval)
-        waiting = [self._answer_to(request, None, key=key) for key, request in requests.items()]
-        answers = await asyncio.gather(*waiting)
-        following = {**(params or {}), "inputResponses": dict(zip(requests, answers, strict=True))}
-        following.pop("requestState", None)
-        if "requestState" in asked:
-            following["requestState"] = asked["requestState"]
-        return following
-
-    async def _answer_to(
-        self, question: Json, timeout: float | None, *, key: str | None = None
-    ) -> Json:
-        clock = self._tasks.clock
-        name = self.record.asks(question, now=clock(), key=key)
-        future: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
-        self._waiting[name] = future
-        self.changed()
-        try:
-            async with asyncio.timeout(timeout):
-                return await future
-        except TimeoutError:
-            raise PeerError(REQUEST_TIMEOUT, "Request timed out") from None
-        finally:
-            self._waiting.pop(name, None)
-            self.record.drops(name, now=clock())
-            self.changed()
-
-    def ends(self, result: Json | None, error: Json | None) -> None:
-        """Its handler ended. Neither: it was cancelled."""
-        self._work = None
-        if self.record.has_ended:
-            return
-        for timer in (self._timer, self._saying):
-            if timer is not None:
-                timer.cancel()
-        status = TaskStatus.COMPLETED if result is not None else TaskStatus.FAILED
-        if result is None and error is None:
-            if self.record.is_unwanted:
-                status = TaskStatus.CANCELLED
-            else:
-                error = wire_error(OutcomeUnknown())
-        policy = self._tasks.policy
-        self.record.ends(
-            status, now=self._tasks.clock(), ttl=policy.ttl, result=result, error=error
-        )
-        self.record.message = self.record.message[:_MESSAGE]
-        self.changed()
-
-    # --- what its client wants ---------------------------------------------------------------
-
-    def answered(self, answers: Mapping[str, Any]) -> None:
-        if self.record.takes(answers, now=self._tasks.clock()):
-            self._deliver()
-            self.changed()
-
-    def _deliver(self) -> None:
-        given, self.record.answers = self.record.answers, {}
-        for key, answer in given.items():
-            future = self._waiting.get(key)
-            if future is not None and not future.done():
-                future.set_result(answer)
-
-    def unwanted(self) -> None:
-        if not self.record.has_ended:
-            self.record.is_unwanted = True
-            if self._work is not None:
-                self._work.stop_handler()
-
-    def stop(self, reason: Json) -> None:
-        """End it for this reason, and cancel its handler, however long that takes it."""
-        work = self._work
-        self.ends(None, reason)
-        if work is not None:
-            work.stop_handler()
-
-    def _took_too_long(self) -> None:
-        logger.warning(
-            "task %s is cancelled: it ran for longer than TaskPolicy.max_time", digest(self.id)
-        )
-        self.stop(error_body(INTERNAL_ERROR, "the task ran for too long"))
-
-    # --- the store ---------------------------------------------------------------------------
-
-    def changed(self) -> None:
-        """Store it as it is now, soon."""
-        self._is_dirty = True
-        if self._writing is None:
-            self._writing = self._tasks.background.run("the write of a task", self._write())
-
-    async def _write(self) -> None:
-        try:
-            while self._is_dirty:
-                self._is_dirty = False
-                if not await self._write_once():
-                    self._is_dirty = True
-                    await asyncio.sleep(_AGAIN)
-        finally:
-            self._writing = None
-        if self.record.has_ended:
-            self._tasks.stored_end(self)
-
-    async def _write_once(self) -> bool:
-        store = self._tasks.store
-        try:
-            written = self.record.written()
-            if await store.replace_data(self.id, written, expected_version=self.version):
-                self.version += 1
-                return True
-            await self.refresh()
-            self._is_dirty = True
-            return True
-        except StoreUnavailable as failed:
-            logger.warning("task %s is not stored yet: %s", digest(self.id), failed)
-            return False
-        except LimitReached as limit:
-            logger.error(
-                "the outcome of task %s is lost: it has more than %s (%d) bytes",
-                *(digest(self.id), limit.limit, limit.most),
-            )
-            lost = error_body(INTERNAL_ERROR, "the outcome is too large to keep")
-            self.stop(lost)
-            self.record.loses(lost)
-            self._is_dirty = True
-            return True
-
-    async def refresh(self) -> None:
-        """Take what another process noted about it.
-
-        Raises:
-            StoreUnavailable: It is not known.
-        """
-        stored = await self._tasks.store.load_data(self.id)
-        if stored is None or not stored.value:
-            return
-        self.version = stored.version
-        noted = TaskRecord.read(stored.value)
-        self.answered(noted.answers)
-        if noted.is_unwanted and not self.record.is_unwanted:
-            self.unwanted()
-
-    async def settled(self) -> None:
-        """Wait until it is stored as it is."""
-        if self._writing is not None:
-            await asyncio.wait({self._writing})
 
 
 class Tasks:
@@ -309,27 +86,65 @@ class Tasks:
             LimitReached: There are too many, or too many of the caller's.
             StoreUnavailable: It is not known whether it is stored.
         """
-        policy, share = self.policy, share_of(principal, scope)
-        if len(self._here) + len(self._kept) >= policy.max_tasks:
-            raise LimitReached("max_tasks", policy.max_tasks)
-        if self._shares[share] >= policy.max_tasks_per_principal:
-            raise LimitReached("max_tasks_per_principal", policy.max_tasks_per_principal)
-        now, task_id = self.clock(), mint_session_id()
-        record = TaskRecord.new(
-            principal, runner=self._process, now=now, poll_interval=policy.poll_interval
-        )
+        share, task_id = self._room(principal, scope), mint_session_id()
+        record = self._new(principal)
         task = RunningTask(self, task_id, record, asks_of(peer.capabilities), share)
         self._shares[share] += 1
         self._here[task_id] = task
         try:
-            await self.store.create(Mode.TASK, _STORED_AS, peer=None, now=now, session_id=task_id)
-            await self.store.replace_data(task_id, record.written(), expected_version=0)
+            await self._store(task_id, record)
         except BaseException:
             # The store may have it.
             self.discard(task)
             raise
         task.version = 1
         return task
+
+    def _room(self, principal: Principal, scope: Any) -> Hashable:
+        policy, share = self.policy, share_of(principal, scope)
+        if len(self._here) + len(self._kept) >= policy.max_tasks:
+            raise LimitReached("max_tasks", policy.max_tasks)
+        if self._shares[share] >= policy.max_tasks_per_principal:
+            raise LimitReached("max_tasks_per_principal", policy.max_tasks_per_principal)
+        return share
+
+    def _new(self, principal: Principal) -> TaskRecord:
+        interval = self.policy.poll_interval
+        return TaskRecord.new(
+            principal, runner=self._process, now=self.clock(), poll_interval=interval
+        )
+
+    async def _store(self, task_id: SessionId, record: TaskRecord) -> None:
+        now = self.clock()
+        await self.store.create(Mode.TASK, _STORED_AS, peer=None, now=now, session_id=task_id)
+        await self.store.replace_data(task_id, record.written(), expected_version=0)
+
+    # --- tasks of the wrapped server's own ---------------------------------------------------
+
+    async def note_of_server(self, created: Json, principal: Principal, scope: Any) -> None:
+        """Note whose a task is with which the server answered. It raises as :meth:`create` does."""
+        task_id, record = _of_server(created.get("taskId")), self._new(principal)
+        known, _ = await self._stored(task_id)
+        if known is not None and known.may_be_used_by(principal):
+            return
+        share, ttl = self._room(principal, scope), created.get("ttlMs")
+        lasts = ttl / 1000 if isinstance(ttl, (int, float)) else self.policy.max_time
+        record.is_of_server = True
+        record.expires_at = self.clock() + min(lasts, self.policy.max_time) + self.policy.ttl
+        self._shares[share] += 1
+        self._kept[task_id] = record.expires_at, share
+        await self._store(task_id, record)
+
+    async def is_of_server(self, task_id: object, principal: Principal) -> bool:
+        """Whether this is a task of the server's own, and the principal's.
+
+        Raises:
+            StoreUnavailable: It is not known.
+        """
+        if not is_session_id(task_id) or SessionId(task_id) in self._here:
+            return False
+        record, _ = await self._stored(_of_server(task_id))
+        return record is not None and record.may_be_used_by(principal)
 
     def discard(self, task: RunningTask) -> None:
         """Remove a task of which no client knows: in the next round, as the store may be away."""
@@ -346,7 +161,7 @@ class Tasks:
             StoreUnavailable: It is not known.
         """
         known, record, _ = await self._found(task_id, principal)
-        return {"resultType": "complete", **record.shown_whole(known, _time)}
+        return {"resultType": "complete", **record.shown_whole(known, time_of)}
 
     async def update(
         self, task_id: object, answers: Mapping[str, Any], principal: Principal
@@ -381,10 +196,11 @@ class Tasks:
         here = self._here.get(known)
         if here is not None:
             record, version = here.record, here.version
+            if has_come(record.expires_at or math.inf, self.clock()):
+                record = None
         else:
             record, version = await self._stored(known)
-        is_over = record is None or has_come(record.expires_at or math.inf, self.clock())
-        if record is None or is_over or not record.may_be_used_by(principal):
+        if record is None or record.is_of_server or not record.may_be_used_by(principal):
             raise InvalidParams(_NO_TASK)
         return known, record, version
 
@@ -400,7 +216,7 @@ class Tasks:
         if has_come(record.expires_at or math.inf, now):
             await self.store.end(task_id)
             return None, 0
-        if record.has_ended:
+        if record.has_ended or record.is_of_server:
             return record, data.version
         if not await self.bus.is_alive(record.runner):
             record.ends(
@@ -489,8 +305,10 @@ class Tasks:
         await self.background.close()
 
 
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+def _of_server(task_id: object) -> SessionId:
+    """Return the name under which a task of the server's own is noted: its id is any text."""
+    name = hashlib.sha256(f"task of the server: {task_id}".encode("utf-8", "surrogatepass"))
+    return SessionId(name.hexdigest())
 
 
 def _mark_unwanted(record: TaskRecord) -> bool:

@@ -500,3 +500,17 @@ async def test_a_client_of_the_handshake_reaches_the_tasks_of_its_server() -> No
         await client.initialize()
         sent = client.send("tasks/get", {"taskId": "t"})
         assert (await sent.error())["code"] == -32601
+
+
+async def test_a_task_that_is_not_stored_any_more_is_not_written_again() -> None:
+    """An operator ended it, or the store made room."""
+    async with world(tasks=AT_ONCE) as w:
+        client = client_of(w)
+        task = await client.call("wait", {"gate": "g"}).result()
+        await w.layer.store.end(task["taskId"])
+        w.box.gate("g").go.set()
+        assert text_of(await until(client, task, *ENDED)) == "through g"
+        running = tasks_of(w)._here.get(task["taskId"])
+        if running is not None:
+            await running.settled()
+        assert task["taskId"] not in tasks_of(w)._here

@@ -31,7 +31,7 @@ class TaskCalls(Stage):
         if request.method != method_names.CALL_TOOL:
             return None
         tool = name_in(request.method, request.params)
-        if tool is None or tool in policy.never:
+        if tool is None:
             return None
         if not (inbound.peer.modern and declares_tasks(inbound.peer.capabilities)):
             if tool in policy.required:
@@ -40,12 +40,16 @@ class TaskCalls(Stage):
         call.tasks = self._tasks
         if tool in policy.always or tool in policy.required:
             call.as_task = await self._tasks.create(inbound.principal, inbound.peer, inbound.scope)
+        elif tool not in policy.never:
+            call.task_after = policy.after
         return None
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class TaskMethods(Stage):
-    """Answers ``tasks/get``, ``tasks/update`` and ``tasks/cancel``."""
+    """Answers ``tasks/get``, ``tasks/update`` and ``tasks/cancel``. A task of the server's own is
+    the server's: its requests go on to it.
+    """
 
     _tasks: Tasks
 
@@ -56,6 +60,8 @@ class TaskMethods(Stage):
         params: dict[str, Any] = request.params or {}
         task_id: object = params.get("taskId")
         self._check_header(call, task_id)
+        if await self._tasks.is_of_server(task_id, inbound.principal):
+            return None
         match request.method:
             case method_names.GET_TASK:
                 result = await self._tasks.get(task_id, inbound.principal)

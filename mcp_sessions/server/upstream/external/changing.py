@@ -23,8 +23,10 @@ from mcp_sessions.server.upstream.external.slot import Slot
 
 def can_follow(before: ExternalServer, after: ExternalServer) -> bool:
     """Whether a layer of one server can start the children of the other. It asks each client for
-    the scopes that it began with.
+    the scopes that it began with, and turns the same calls into tasks.
     """
+    if before.tasks != after.tasks:
+        return False
     if before.scopes != after.scopes or before.tool_scopes != after.tool_scopes:
         return False
     return type(before) is type(after) and before.per == after.per

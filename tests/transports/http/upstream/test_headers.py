@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from mcp_sessions import HTTPServer
-from mcp_sessions_transports.http.upstream.headers import ParamHeaders
+from mcp_sessions_transports.http.upstream.headers import ParamHeaders, headers_of
 from tests.support import apps
 from tests.support.modern import ModernClient
 from tests.support.modern_server import ModernServer, modern_url
@@ -35,6 +35,13 @@ async def test_headers_repeat_what_a_request_is() -> None:
         assert read["contents"][0]["text"] == "read"
     sent = {(h["mcp-method"], h.get("mcp-name")) for h in modern.headers}
     assert {("tools/call", "echo"), ("resources/read", "=?base64?bm90ZTovL8Op?=")} <= sent
+
+
+def test_the_name_of_a_request_about_a_task_is_the_task() -> None:
+    """A URL may have tasks of its own."""
+    for method in ("tasks/get", "tasks/update", "tasks/cancel"):
+        sent = headers_of({"method": method, "params": {"taskId": "é"}})
+        assert sent == {"mcp-method": method, "mcp-name": "=?base64?w6k=?="}
 
 
 REGION: dict[str, Any] = {"region": {"type": "string", "x-mcp-header": "Region"}}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mcp_sessions.core.messages import entries_of, members_of
-from mcp_sessions.core.named import header_value, name_in
+from mcp_sessions.core.named import header_value, repeated_name
 from mcp_sessions.core.recent import Recent
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -26,7 +26,7 @@ ArgumentPath = tuple[str, ...]
 def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
     method: str = message["method"]
     headers = {"mcp-method": method}
-    name = name_in(method, message["params"])
+    name = repeated_name(method, message["params"])
     if name is not None:
         headers["mcp-name"] = header_value(name)
     return headers

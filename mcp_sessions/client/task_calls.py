@@ -1,0 +1,233 @@
+"""Wait for calls that a server answers with tasks: the application gets the outcome (SEP-2663).
+
+It stands between the application and the client that resumes. Rules, owned by
+``tests/client/test_task_calls.py``:
+
+1. A call declares the extension if its server has it. An application that declares it itself gets
+   the tasks themselves.
+2. A question of a task is a round of its call. The application answers it as any other.
+3. A poll without an answer is sent again: it changes nothing. A task that the server does not know
+   any more has an unknown outcome (-31012).
+4. A call that the application cancels cancels its task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import anyio
+
+from mcp_sessions import method_names
+from mcp_sessions.client.dialer import Json
+from mcp_sessions.client.stamping import (
+    CLIENT_CAPABILITIES_META,
+    ENVELOPE,
+    Envelope,
+    marked,
+    modern_headers,
+)
+from mcp_sessions.core.messages import (
+    PROTOCOL_VERSION_META,
+    RequestId,
+    error_body,
+    members_of,
+    meta_of,
+    wire_error,
+)
+from mcp_sessions.core.task import EXTENSION, TaskStatus, declares_tasks
+from mcp_sessions.errors import INVALID_PARAMS, REQUEST_CANCELLED, OutcomeUnknown
+
+Send = Callable[[Json, Mapping[str, str]], Awaitable[None]]
+
+_STATE: Final = "io.github.mcp-sessions/task:"
+"""How the ``requestState`` of a round begins. The id of its task follows."""
+
+_USUAL: Final = 1.0
+"""Seconds between two polls of a server that says nothing of it."""
+
+_TRIES: Final = 60
+"""Polls in turn that may stay without an answer."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Call:
+    envelope: Envelope
+    task_id: str | None = None
+    """None: it is a call still."""
+
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Sent:
+    answer: Json = field(default_factory=dict[str, Any])
+    has_come: anyio.Event = field(default_factory=anyio.Event)
+
+
+class TaskCalls:
+    def __init__(
+        self,
+        send: Send,
+        deliver: Callable[[Json], Awaitable[None]],
+        start: Callable[..., object],
+    ) -> None:
+        """Stand between the two.
+
+        Args:
+            send: Sends a message to the server.
+            deliver: Gives a message to the application.
+            start: Runs a function in the background, with its arguments.
+        """
+        self._send, self._deliver, self._start = send, deliver, start
+        self._calls: dict[RequestId, _Call] = {}
+        self._sent: dict[RequestId, _Sent] = {}
+        self._numbers = 0
+        self._discovering: RequestId | None = None
+        self._server_has_tasks = False
+
+    # --- from the application ----------------------------------------------------------------
+
+    async def send(self, message: Json, headers: Mapping[str, str]) -> None:
+        params = members_of(message.get("params"))
+        match message.get("method"):
+            case method_names.DISCOVER:
+                self._discovering = message["id"]
+            case method_names.CALL_TOOL if self._server_has_tasks:
+                envelope = _declaring(message)
+                if envelope is not None:
+                    call = _Call(envelope)
+                    self._calls[message["id"]] = call
+                    state: object = params.get("requestState")
+                    if isinstance(state, str) and state.startswith(_STATE):
+                        call.task_id = state.removeprefix(_STATE)
+                        answers = members_of(params.get("inputResponses"))
+                        self._start(self._go_on, message["id"], call, answers)
+                        return
+                    message = marked(message, call.envelope.meta)
+            case method_names.CANCELLED:
+                call = self._calls.pop(params.get("requestId", ""), None)
+                if call is not None and call.task_id is not None:
+                    call.scope.cancel()
+                    self._start(self._cancel, call)
+                    return
+            case _:
+                pass
+        await self._send(message, headers)
+
+    # --- from the server ---------------------------------------------------------------------
+
+    async def receive(self, message: Json) -> None:
+        request_id: Any = message.get("id")
+        if "method" in message or request_id is None:
+            await self._deliver(message)
+            return
+        sent = self._sent.pop(request_id, None)
+        if sent is not None:
+            sent.answer = message
+            sent.has_come.set()
+            return
+        result = members_of(message.get("result"))
+        if request_id == self._discovering:
+            self._server_has_tasks = declares_tasks(members_of(result.get("capabilities")))
+        call, task_id = self._calls.get(request_id), result.get("taskId")
+        if call is not None and result.get("resultType") == "task" and isinstance(task_id, str):
+            call.task_id = task_id
+            self._start(self._wait, request_id, call, result)
+            return
+        self._calls.pop(request_id, None)
+        await self._deliver(message)
+
+    # --- tasks -------------------------------------------------------------------------------
+
+    async def _go_on(self, request_id: RequestId, call: _Call, answers: Json) -> None:
+        """Answer the questions of a task, and wait on for it."""
+        with call.scope:
+            await self._ask(call, method_names.UPDATE_TASK, {"inputResponses": answers})
+            await self._poll(request_id, call, {})
+
+    async def _wait(self, request_id: RequestId, call: _Call, shown: Mapping[str, Any]) -> None:
+        with call.scope:
+            await self._poll(request_id, call, shown)
+
+    async def _poll(self, request_id: RequestId, call: _Call, shown: Mapping[str, Any]) -> None:
+        while True:
+            # What answers a call with a task tells no outcome yet.
+            await anyio.sleep(_pause(shown))
+            answer = await self._ask(call, method_names.GET_TASK, {})
+            if "error" in answer:
+                outcome: Json | None = {"error": wire_error(OutcomeUnknown())}
+            else:
+                shown = members_of(answer.get("result"))
+                outcome = _outcome(shown, call)
+            if outcome is not None:
+                break
+        if self._calls.pop(request_id, None) is not None:
+            await self._deliver({"jsonrpc": "2.0", "id": request_id, **outcome})
+
+    async def _cancel(self, call: _Call) -> None:
+        await self._ask(call, method_names.CANCEL_TASK, {})
+
+    async def _ask(self, call: _Call, method: str, more: Json) -> Json:
+        """Send a request about a task until it is answered. Return the answer, or the last error:
+        the task is not known, or nothing answers.
+        """
+        answer: Json = {}
+        for _ in range(_TRIES):
+            answer = await self._once(call, method, more)
+            code = members_of(answer.get("error")).get("code")
+            if "result" in answer or code == INVALID_PARAMS:
+                return answer
+            await anyio.sleep(_USUAL)
+        return answer
+
+    async def _once(self, call: _Call, method: str, more: Json) -> Json:
+        self._numbers += 1
+        request_id, sent = f"task-{self._numbers}", _Sent()
+        params = {"taskId": call.task_id, **more, "_meta": dict(call.envelope.meta)}
+        message: Json = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+        self._sent[request_id] = sent
+        try:
+            await self._send(message, modern_headers(message, call.envelope))
+            await sent.has_come.wait()
+        finally:
+            self._sent.pop(request_id, None)
+        return sent.answer
+
+
+def _declaring(message: Json) -> Envelope | None:
+    """Return the envelope of a call, with the extension declared. None: the application declares it
+    itself, or the call is of the handshake era.
+    """
+    meta = meta_of(message.get("params"))
+    version: object = meta.get(PROTOCOL_VERSION_META)
+    capabilities = members_of(meta.get(CLIENT_CAPABILITIES_META))
+    if not isinstance(version, str) or declares_tasks(capabilities):
+        return None
+    extensions: Json = {**members_of(capabilities.get("extensions")), EXTENSION: {}}
+    members = {name: meta[name] for name in ENVELOPE if name in meta}
+    members[CLIENT_CAPABILITIES_META] = {**capabilities, "extensions": extensions}
+    return Envelope(members, version)
+
+
+def _pause(shown: Mapping[str, Any]) -> float:
+    interval = shown.get("pollIntervalMs")
+    return interval / 1000 if isinstance(interval, (int, float)) and interval > 0 else _USUAL
+
+
+def _outcome(shown: Mapping[str, Any], call: _Call) -> Json | None:
+    """Return the answer to its call that a task has. None: it runs."""
+    match shown.get("status"):
+        case TaskStatus.COMPLETED.value:
+            return {"result": {"resultType": "complete", **members_of(shown.get("result"))}}
+        case TaskStatus.FAILED.value:
+            return {"error": members_of(shown.get("error"))}
+        case TaskStatus.CANCELLED.value:
+            return {"error": error_body(REQUEST_CANCELLED, "Request cancelled")}
+        case TaskStatus.INPUT_REQUIRED.value if shown.get("inputRequests"):
+            asked = {"inputRequests": shown["inputRequests"]}
+            state = {"requestState": f"{_STATE}{call.task_id}"}
+            return {"result": {"resultType": "input_required", **asked, **state}}
+        case _:
+            return None
