@@ -2,20 +2,18 @@
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
 import time
-import warnings
 from collections import Counter
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+from tests.simulation.campaign import broken_rules, finds, of_seeds, quiet
 from tests.simulation.chance import is_reproducible
+from tests.simulation.defects import DEFECTS
 from tests.simulation.plan import plan_of
-from tests.simulation.rules import Violation, violations
 from tests.simulation.runner import play
 from tests.simulation.shrink import shrunk
 
@@ -28,18 +26,6 @@ _SHOWN: Final = 20
 """Violations that are printed."""
 
 
-def broken_rules(plan: Json) -> list[Violation]:
-    """What goes wrong in a plan. A run that raises is a violation, too."""
-    try:
-        return violations(play(plan))
-    except Exception as raised:
-        return [Violation(f"raised {type(raised).__name__}", str(raised)[:300])]
-
-
-def _of_seed(seed: int) -> tuple[int, list[Violation]]:
-    return seed, broken_rules(plan_of(seed))
-
-
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("scripts/simulate", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1_000, help="how many (1,000)")
@@ -48,10 +34,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, help="play one, and print its plan and its history")
     parser.add_argument("--plan", type=Path, help="the same for the plan in a file")
     parser.add_argument("--shrink", action="store_true", help="print the smallest plan that fails")
+    parser.add_argument(
+        "--defects",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="put old defects back, one by one, and tell which seed finds each",
+    )
     parser.add_argument("--digests", action="store_true", help="print a digest of each history")
     parser.add_argument("--kept", action="store_true", help="play the plans that are kept as tests")
     chosen = parser.parse_args(arguments)
-    warnings.simplefilter("ignore")
+    quiet()
     if not is_reproducible():
         parser.error("start it with PYTHONHASHSEED=0, as scripts/simulate does")
     if chosen.kept:
@@ -60,6 +53,8 @@ def main(arguments: list[str]) -> int:
         plan = plan_of(chosen.seed or 0) if chosen.plan is None else _plan_in(chosen.plan)
         return _shrink(plan) if chosen.shrink else _show(plan)
     seeds = range(chosen.first, chosen.first + chosen.seeds)
+    if chosen.defects is not None:
+        return _defects(chosen.defects, seeds, chosen.jobs)
     if chosen.digests:
         for seed in seeds:
             print(seed, sha256(play(plan_of(seed)).lines().encode()).hexdigest())
@@ -88,7 +83,9 @@ def _shrink(plan: Json) -> int:
 
 def _many(seeds: range, jobs: int, shrinks: bool) -> int:
     began, counts, failed = time.monotonic(), Counter[str](), list[int]()
-    for seed, found in _each(_of_seed, seeds, jobs):
+    known = 0
+    for seed, found, known_here in of_seeds(seeds, jobs):
+        known += known_here > 0
         counts.update({violation.rule for violation in found})
         if found:
             failed.append(seed)
@@ -96,7 +93,10 @@ def _many(seeds: range, jobs: int, shrinks: bool) -> int:
             if len(failed) <= _SHOWN:
                 print(f"seed {seed}: {violation}", flush=True)
     seconds = time.monotonic() - began
-    print(f"{len(seeds)} seeds, {len(failed)} with a violation, {seconds:.0f} s")
+    print(
+        f"{len(seeds)} seeds, {len(failed)} with a violation, {known} with a known fault, "
+        f"{seconds:.0f} s"
+    )
     for rule, count in counts.most_common():
         print(f"  {count:6} {rule}")
     if shrinks and failed:
@@ -105,18 +105,18 @@ def _many(seeds: range, jobs: int, shrinks: bool) -> int:
     return 1 if failed else 0
 
 
-def _each(work: Callable[[Any], Any], items: Any, jobs: int) -> Any:
-    """The result of each item, in any order, from several processes."""
-    if jobs == 1:
-        yield from map(work, items)
-        return
-    # Not forked: a process begins without what another one has in it.
-    with multiprocessing.get_context("spawn").Pool(jobs, _quiet) as pool:
-        yield from pool.imap_unordered(work, items, chunksize=20)
-
-
-def _quiet() -> None:
-    warnings.simplefilter("ignore")
+def _defects(wanted: str, seeds: range, jobs: int) -> int:
+    found = 0
+    chosen = [name for name in DEFECTS if wanted in name]
+    for name in chosen:
+        first = finds(name, seeds, jobs)
+        if first is None:
+            print(f"not found: {name}", flush=True)
+            continue
+        found += 1
+        print(f"seed {first[0]:5}: {name}\n            {first[1]}", flush=True)
+    print(f"{found} of {len(chosen)} defects found within {len(seeds)} seeds")
+    return 0 if found * 15 >= len(chosen) * 13 else 1
 
 
 def _plan_in(path: Path) -> Json:

@@ -5,6 +5,7 @@ left: the order of sets of texts, which ``PYTHONHASHSEED`` decides before Python
 `scripts/simulate` sets it.
 """
 
+import gc
 import os
 import random
 import sys
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Final, cast
 
 from mcp_sessions import security
+from mcp_sessions.server.requests.blocking import LoopWatch
 
 EPOCH: Final = 1_800_000_000.0
 """Seconds since 1970 at the begin of a run."""
@@ -22,6 +24,13 @@ EPOCH: Final = 1_800_000_000.0
 def is_reproducible() -> bool:
     """Whether another process plays a seed in the same way."""
     return sys.flags.hash_randomization == 0 or os.environ.get("PYTHONHASHSEED", "") == "0"
+
+
+def _collects_nothing(*generation: int) -> int:
+    return 0
+
+
+def _no_thread(watch: LoopWatch) -> None: ...
 
 
 @contextmanager
@@ -39,6 +48,13 @@ def decided_by(seed: str, now: Callable[[], float]) -> Generator[None]:
         (time, "perf_counter", now),
         (time, "time", lambda: EPOCH + now()),
         (time, "time_ns", lambda: int((EPOCH + now()) * 1e9)),
+        # The layer collects garbage by the clock, and a finalizer is a step like any other.
+        (gc, "enable", lambda: None),
+        (gc, "collect", _collects_nothing),
+        (gc, "freeze", lambda: None),
+        # It watches real time, in a thread.
+        (LoopWatch, "start", _no_thread),
+        (LoopWatch, "close", _no_thread),
         # What a process minted last: each run is a process that begins.
         (security, "_last_epoch", 0),
     ]

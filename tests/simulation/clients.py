@@ -67,6 +67,14 @@ class Client(ABC):
         plan: An entry of ``clients`` of a plan (`tests.simulation.plan`).
     """
 
+    has_handshake = True
+    """Log messages come unasked."""
+
+    @property
+    def outlives_connections(self) -> bool:
+        """Its calls go on without a key when their connection breaks."""
+        return True
+
     def __init__(self, world: World, plan: Json) -> None:
         self.world = world
         self.history = world.history
@@ -113,6 +121,11 @@ class Client(ABC):
     # --- the plan ---------------------------------------------------------------------------------
 
     @property
+    def is_connected(self) -> bool:
+        """Whether it could hear now what concerns its session."""
+        return False
+
+    @property
     def user(self) -> object:
         return user(self.plan["user"]) if self.plan.get("user") else None
 
@@ -132,7 +145,7 @@ class Client(ABC):
 
     async def play(self) -> None:
         """Take each step of the plan."""
-        self.note("connects", can_be_asked=self.plan["asks"])
+        self.note("connects", can_be_asked=self.plan["asks"], is_told=self.plan["session"])
         await asyncio.sleep(self.plan["starts"])
         await self.connect()
         if self.plan["session"]:
@@ -240,7 +253,8 @@ class Client(ABC):
             self.note("gone", session=self.world.session_name(self.session))
         self.uris = list(other.uris)
         self.session, self.position = other.session, other.position
-        self.note("takes", session=self.world.session_name(other.session), of=other.name)
+        name = self.world.session_name(other.session)
+        self.note("takes", session=name, of=other.name, was_connected=other.is_connected)
         other.is_displaced = True
         await self.resume(other.session, other.position)
         await self.resumed()
@@ -317,6 +331,8 @@ class Client(ABC):
         more = {"bystander": True} if step.get("bystander") else {}
         self.note(
             "sends", call=mark, keyed=bool(step.get("keyed")), session=session,
+            survives=self.outlives_connections or bool(step.get("keyed")),
+            logs=self.has_handshake or self.plan["logs"],
             within=step["seconds"] + WITHIN, **more,
         )  # fmt: skip
 
@@ -467,6 +483,13 @@ class HandshakeHttp(Client):
 class ModernHttp(Client):
     """2026-07-28 over HTTP: POSTs, and a listen that it asks for anew."""
 
+    has_handshake = False
+
+    @property
+    def outlives_connections(self) -> bool:
+        """A response that breaks is a call that is cancelled."""
+        return False
+
     def __init__(self, world: World, plan: Json) -> None:
         super().__init__(world, plan)
         carrier = HttpLink(self.link, self.chosen, self.user)
@@ -525,7 +548,8 @@ class ModernHttp(Client):
     async def call(self, mark: str, step: Json) -> None:
         cut_at, keyed, whole = self.cut_at(step), bool(step.get("keyed")), True
         params = self.params_of(mark, step)
-        params["_meta"][LOG_LEVEL] = "info"
+        if self.plan["logs"]:
+            params["_meta"][LOG_LEVEL] = "info"
         self.sends(mark, step)
         while True:
             reply = self.raw.send("tools/call", params, request_id=mark).reply
@@ -581,6 +605,11 @@ class ModernHttp(Client):
 class Socket(Client):
     """2025-11-25 over a WebSocket, which is made anew when it ends."""
 
+    @property
+    def outlives_connections(self) -> bool:
+        """What its connection has by itself ends with that."""
+        return bool(self.plan["session"])
+
     def __init__(self, world: World, plan: Json) -> None:
         super().__init__(world, plan)
         self._peer: SocketLink | None = None
@@ -616,6 +645,10 @@ class Socket(Client):
             await peer.board.until(look, what="the end", within=10_000)
             self._ready.clear()
             await asyncio.sleep(AGAIN)
+
+    @property
+    def is_connected(self) -> bool:
+        return self._ready.is_set() and self._peer is not None and not self._peer.ended
 
     async def _begin(self, peer: SocketLink) -> None:
         params = initialize_params(self.name, capabilities=self.capabilities)
@@ -711,6 +744,7 @@ class Socket(Client):
             # HTP5: what a store that is away is answered with. This call may be, by its script.
             is_refused = answer is not None and answer.get("error", {}).get("code") == _INTERNAL
             is_refused = is_refused and "invalid" not in step["script"]
+            is_refused = is_refused and "data" not in (answer or {}).get("error", {})
             if answer is not None and not (is_refused and keyed):
                 self.answered(mark, answer, whole=whole)
                 return

@@ -9,11 +9,13 @@ its questions are ``c1.3?1``, ``c1.3?2``.
 Of clients:
 
 ==============  ===================================================================================
-``connects``    ``client`` begins. ``can_be_asked``: it declared that it answers questions
+``connects``    ``client`` begins. ``can_be_asked``: it declared that it answers questions.
+                ``is_told``: it declared that it wants to know who takes its session
 ``owns``        ``client`` was told that it has ``session``. ``session`` is a name of the history's
 ``gone``        ``session`` ended with its connection, or its client cares for it no more
 ``sends``       ``client`` sends ``call``, once more if it was sent before. ``keyed``: under a
-                request key. ``within``: seconds in which it must be answered
+                request key. ``within``: seconds in which it must be answered. ``survives``: it
+                goes on without its connection. ``logs``: its client gets log messages about it
 ``answered``    ``client`` has the answer to ``call``: ``result`` true, or ``code`` of its error.
                 ``started`` false: the error says that it did not start. ``whole``: the client
                 read the response from its first byte to its last, over as many connections as
@@ -25,7 +27,8 @@ Of clients:
 ``asked``       ``client`` receives ``question`` on ``on``, as a request with ``id``
 ``replies``     ``client`` sent its answer ``value`` to ``question``. ``accepted``: the layer said
                 that it has it (over HTTP it does)
-``takes``       ``client`` is about to take ``session``, which ``of`` has
+``takes``       ``client`` is about to take ``session``, which ``of`` has. ``was_connected``: that
+                one could be told
 ``displaced``   ``client`` is told that its session went elsewhere, for ``reason``
 ``gap``         ``client`` is told that it may have missed events (of all its sessions)
 ``subscribed``  ``client`` was told that ``session`` is subscribed to ``uri``
@@ -43,7 +46,7 @@ Of the wrapped server:
 ``said``        its sending returned without an error, and it names its call: it must arrive
 ``asks``        the handler of ``call`` puts ``question``
 ``told``        it has the answer: ``value``; or ``value`` is absent: the question failed
-``ended``       the handler of ``call`` is done. ``ok``: it returned a result
+``ended``       the handler of ``call`` is over. ``how``: ``done``, ``failed`` or ``cancelled``
 ``changes``     ``uri`` is about to change, because of ``call``
 ``changed``     the change was announced without an error. ``own``: to the session of the call only
 ``edits``       ``call`` begins to add its mark to the list in ``data`` of its session

@@ -3,8 +3,9 @@
 ``{"seed", "disorder", "replicas", "server", "window", "clients": [...], "faults": [...]}``
 
 A client: ``name``, ``number``, ``kind``, ``at`` (its replica), ``starts`` (when), ``session`` (it
-starts one), ``asks`` (it can be asked), ``silent`` (it never answers), ``thinks`` (seconds until it
-answers), ``roams`` (each request goes to the next replica), ``user``, and ``steps``:
+starts one), ``asks`` (it can be asked), ``logs`` (it wants log messages), ``silent`` (it never
+answers), ``thinks`` (seconds until it answers), ``roams`` (each request goes to the next replica),
+``user``, and ``steps``:
 
 * ``call``: ``script``, ``seconds`` (that the script takes), ``keyed``, ``background``, ``cut``
   (when its connection breaks), ``twice`` (when it is sent once more), ``resends`` (instead of
@@ -32,23 +33,26 @@ LAST: Final = 20.0
 
 
 def plan_of(seed: int) -> Json:
+    """The plan of a seed. Most are of everything; some look at one matter more closely."""
     chance = random.Random(f"plan {seed}")
+    theme = chance.choices(("any", "strangers", "crowd"), (85, 13, 2))[0]
     server = chance.choices(("python", "command", "url"), (5, 3, 2))[0]
+    if theme == "strangers":
+        server = chance.choice(("command", "url"))
     replicas = chance.choices((1, 2, 3), (2, 6, 1))[0]
-    clients = [
-        _client(chance, number, replicas, server)
-        for number in range(1, 1 + chance.choices((1, 2, 3, 4), (1, 4, 3, 1))[0])
-    ]
-    for client in clients[1:]:
-        first = clients[0]
-        if client["session"] and first["session"] and chance.random() < 0.35:
-            step = {"do": "take", "from": first["name"]}
-            client["steps"].insert(chance.randrange(len(client["steps"]) + 1), step)
-            user = None if "websocket" in (first["kind"], client["kind"]) else first["user"]
-            client["user"] = first["user"] = user
+    count = chance.choices((1, 2, 3, 4), (1, 4, 3, 1))[0] if theme == "any" else 2
+    clients = [_client(chance, number, replicas, server) for number in range(1, 1 + count)]
     names = [client["name"] for client in clients]
-    count = chance.choices((0, 1, 2, 3), (2, 5, 3, 1))[0]
-    faults = [_fault(chance, replicas, names, server) for _ in range(count)]
+    number = chance.choices((0, 1, 2, 3), (2, 5, 3, 1))[0]
+    faults = [_fault(chance, replicas, names, server) for _ in range(number)]
+    if theme == "any":
+        _may_take_over(chance, clients)
+    elif theme == "strangers":
+        _strangers(chance, clients, server)
+        faults = faults[1:]
+    else:
+        _crowd(chance, clients, server)
+        faults = []
     return {
         "seed": seed,
         "disorder": chance.choice((0.0, 0.1, 0.3, 0.5)),
@@ -58,6 +62,49 @@ def plan_of(seed: int) -> Json:
         "clients": clients,
         "faults": faults,
     }
+
+
+def _may_take_over(chance: random.Random, clients: list[Json]) -> None:
+    """Others take the session of the first."""
+    first, *others = clients
+    rivals = [each for each in others if each["session"] and chance.random() < 0.35]
+    if not first["session"] or not rivals:
+        return
+    if any(client["kind"] == "websocket" for client in (first, *rivals)):
+        first["user"] = None
+    for client in rivals:
+        step = {"do": "take", "from": first["name"]}
+        client["steps"].insert(chance.randrange(len(client["steps"]) + 1), step)
+        client["user"] = first["user"]
+
+
+def _strangers(chance: random.Random, clients: list[Json], server: str) -> None:
+    """Anonymous clients without a session at a command or a URL, which may share a process. One of
+    them leaves work behind that goes on after its answer.
+    """
+    for client in clients:
+        asks = chance.random() < 0.7
+        client |= {"kind": "modern", "session": False, "user": None, "asks": asks}
+        client |= {"silent": False, "at": 0, "roams": False, "starts": 0.0}
+        client["steps"] = [_call(chance, client, server) for _ in range(2)]
+    late = chance.choice(("ask", "log"))
+    script = [f"later:{chance.choice((0.1, 0.6, 2.0, 4.5))}:{late}", "progress"]
+    clients[0] |= {"asks": True}
+    clients[0]["steps"] = [{"do": "call", "script": script, "seconds": 0.0}]
+    wait = chance.choice((1.0, 3.0, 6.0))
+    clients[1]["starts"] = chance.choice((0.05, 0.2, 1.0))
+    last = {"do": "call", "script": [f"wait:{wait}", "progress"], "seconds": wait}
+    clients[1]["steps"].append(last)
+
+
+def _crowd(chance: random.Random, clients: list[Json], server: str) -> None:
+    """One client has many calls open, and answers nothing. The other is a bystander."""
+    loud, bystander = clients
+    what = chance.choice(("ask", "wait:30.0"))
+    call = {"do": "call", "script": [what], "seconds": 30.0, "abandons": 20.0, "background": True}
+    loud |= {"starts": 0.0, "silent": True, "asks": True, "steps": [call] * 40}
+    step = {"do": "call", "script": ["progress"], "seconds": 0.0, "bystander": True}
+    bystander |= {"starts": 2.0, "roams": False, "steps": [step, step]}
 
 
 def _client(chance: random.Random, number: int, replicas: int, server: str) -> Json:
@@ -70,6 +117,7 @@ def _client(chance: random.Random, number: int, replicas: int, server: str) -> J
         "starts": chance.choice((0.0, 0.0, 0.3, 1.0)),
         "session": chance.random() < 0.7,
         "asks": chance.random() < 0.6,
+        "logs": chance.random() < 0.6,
         "silent": chance.random() < 0.1,
         "thinks": chance.choice((0.0, 0.05, 0.5, 2.0)),
         "roams": replicas > 1 and chance.random() < 0.4,
@@ -125,7 +173,11 @@ def _call(chance: random.Random, client: Json, server: str) -> Json:
                 if what == "ask":
                     seconds += client["thinks"]
     if chance.random() < 0.1:
-        script.append(chance.choice(("fail", "invalid")))
+        ends = ("fail", "invalid", "status:400") if server == "url" else ("fail", "invalid")
+        script.append(chance.choice(ends))
+        if script[-1].startswith("status"):
+            # Its response comes at the end: nothing can be asked on it.
+            script = [step for step in script if step != "ask"]
     keyed = client["session"] and chance.random() < 0.6
     call: Json = {"do": "call", "script": script, "seconds": round(seconds, 3)}
     if client["kind"] == "modern" and "ask" in script:

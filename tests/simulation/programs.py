@@ -133,6 +133,7 @@ _ERRORS: Final[dict[str, tuple[int, str]]] = {
     # What an SDK says of a result that a handler returned after its work.
     "invalid": (-32603, "Handler returned an invalid result"),
     "unknown": (-32601, "Method not found"),
+    "status": (-32000, "it failed"),
 }
 
 
@@ -321,7 +322,7 @@ class Url:
             self._count += 1
             session_id = f"url-{self._count}"
             self.sessions[session_id] = _UrlSession(self._history, self.host)
-        return self.sessions[session_id].post(request, message, session_id)
+        return await self.sessions[session_id].post(request, message, session_id)
 
 
 class _UrlSession:
@@ -331,13 +332,19 @@ class _UrlSession:
         self._responses: dict[object, _Events] = {}
         self._own: _Events | None = None
 
-    def post(self, request: httpx2.Request, message: Json, session_id: str) -> httpx2.Response:
+    async def post(
+        self, request: httpx2.Request, message: Json, session_id: str
+    ) -> httpx2.Response:
         headers = {"mcp-session-id": session_id}
         if "method" not in message or "id" not in message:
             self._host.enters(self._program.take, message)
             return _response(request, 202, headers)
         events = self._responses[message["id"]] = _Events()
         self._host.enters(self._program.take, message)
+        status = _status_of(message)
+        if status is not None:
+            await events.whole()
+            return _response(request, status, headers, content=_REFUSAL)
         return _response(request, 200, headers, events)
 
     def own_stream(self, request: httpx2.Request) -> httpx2.Response:
@@ -379,6 +386,11 @@ class _Events(httpx2.AsyncByteStream):
     def end(self) -> None:
         self._queue.put_nowait(None)
 
+    async def whole(self) -> None:
+        """Return once it has ended; nobody reads it."""
+        while await self._queue.get() is not None:
+            pass
+
     async def __aiter__(self) -> AsyncGenerator[bytes]:
         while (chunk := await self._queue.get()) is not None:
             await asyncio.sleep(WAY)
@@ -393,6 +405,19 @@ class _Transport(httpx2.AsyncBaseTransport):
         return await self._url.serve(request)
 
 
+_REFUSAL: Final = b"bad session state: the protocol version of the record is old"
+"""What a handler may say that ran, in words that could be about a session."""
+
+
+def _status_of(message: Json) -> int | None:
+    """The status that the script of a call asks for."""
+    script: list[str] = members_of(members_of(message.get("params")).get("arguments")).get(
+        "script", []
+    )
+    statuses = [step.partition(":")[2] for step in script if step.startswith("status:")]
+    return int(statuses[0]) if statuses else None
+
+
 def _client(url: Url, *, cookies: Any, **_: Any) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(transport=_Transport(url), cookies=cookies, trust_env=False)
 
@@ -402,8 +427,12 @@ def _response(
     status: int,
     headers: dict[str, str] | None = None,
     events: _Events | None = None,
+    *,
+    content: bytes = b"",
 ) -> httpx2.Response:
     members: Json = {"headers": dict(headers or {}), "request": request}
+    if content:
+        members["content"] = content
     if events is not None:
         members["headers"]["content-type"] = "text/event-stream"
         members["stream"] = events

@@ -149,6 +149,8 @@ def a_response_that_was_read_whole_has_all_its_messages(facts: Facts) -> Iterato
             if each["call"] == call and each["kind"] != "event" and before:
                 said[each["kind"]].add(each["n"])
         for kind, numbers in said.items():
+            if kind == "log" and not sent[0]["logs"]:
+                continue
             missing = numbers - heard[facts.caller[call], call, kind]
             if missing:
                 yield f"{call}: {kind} {sorted(missing)} never came, and the answer did"
@@ -226,6 +228,15 @@ def the_last_change_is_seen(facts: Facts) -> Iterator[str]:
                 yield f"{sorted(owners)} of {session} never heard of the last change of {uri}"
 
 
+def a_call_outlives_its_connection(facts: Facts) -> Iterator[str]:
+    for ended in facts.by["ended"]:
+        if ended["how"] != "cancelled":
+            continue
+        sent = [s for s in facts.by["sends"] if s["call"] == ended["call"]]
+        if sent and sent[0]["survives"] and not facts.process_died_after(sent[0]):
+            yield f"{ended['call']} was cancelled, and nobody asked for that"
+
+
 # --- whom it reaches ------------------------------------------------------------------------------
 
 
@@ -265,6 +276,17 @@ def who_lost_its_session_hears_nothing_of_it(facts: Facts) -> Iterator[str]:
             for s in facts.by["sends"]
         ):
             yield f"{hears['client']} lost its session, and heard a later event: {hears}"
+
+
+def who_loses_its_session_is_told(facts: Facts) -> Iterator[str]:
+    """Once nothing fails any more, if it declared that it wants to know, and was connected."""
+    wants = {c["client"] for c in facts.by["connects"] if c.get("is_told")}
+    told = {each["client"] for each in facts.by["displaced"]}
+    for takes in facts.by["takes"]:
+        if takes["of"] in wants - told and takes.get("was_connected"):
+            owns = [o for o in facts.by["owns"] if o["client"] == takes["client"]]
+            if any(o["session"] == takes["session"] and facts.after(takes, o) for o in owns):
+                yield f"{takes['of']} was never told that {takes['client']} has its session"
 
 
 # --- questions ------------------------------------------------------------------------------------
@@ -395,11 +417,13 @@ RULES: Final[tuple[Rule, ...]] = (
     a_call_has_one_answer,
     a_message_comes_once_and_in_order,
     a_response_that_was_read_whole_has_all_its_messages,
+    a_call_outlives_its_connection,
     an_event_reaches_its_session,
     event_ids_rise,
     the_last_change_is_seen,
     a_message_reaches_only_its_client,
     who_lost_its_session_hears_nothing_of_it,
+    who_loses_its_session_is_told,
     a_question_is_put_once,
     only_who_can_be_asked_is_asked,
     an_answer_reaches_the_handler_that_asked,

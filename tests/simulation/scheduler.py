@@ -15,6 +15,7 @@ Rules:
 import asyncio
 import heapq
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
@@ -94,6 +95,7 @@ class SimulationLoop(VirtualTimeLoop):
         self._chance = chance
         self._disorder = disorder
         self.steps = 0
+        self._owner = threading.get_ident()
 
     def in_order(self) -> None:
         """From now on everything runs in asyncio's own order."""
@@ -103,7 +105,9 @@ class SimulationLoop(VirtualTimeLoop):
         """Do nothing: no other thread waits for this one."""
 
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
-        """See `asyncio`: here is one thread."""
+        """See `asyncio`. No other thread has a part in a run: its time would be real."""
+        if threading.get_ident() != self._owner:
+            raise RuntimeError("another thread calls into a simulation")
         return self.call_soon(callback, *args, context=context)
 
     def _run_once(self) -> None:

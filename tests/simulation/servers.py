@@ -12,6 +12,7 @@ A *script* is a list of steps:
 ``later:SECONDS:STEP`` a task of its own takes that step so much later, and nobody waits for it
 ``fail``               the call ends with an error; in a task: the task dies
 ``invalid``            the call ends with an error whose text says that its result is invalid
+``status:STATUS``      a URL answers with that HTTP status, after the work
 =====================  ===========================================================================
 
 `interpret` runs a script and notes what it does in the history. A server in Python, a command and
@@ -93,13 +94,16 @@ class Work:
             Failed: The script says so.
         """
         self._history.add("ran", call=self._mark)
-        is_ok = False
+        how = "failed"
         try:
             for step in script:
                 await self._take(step)
-            is_ok = True
+            how = "done"
+        except asyncio.CancelledError:
+            how = "cancelled"
+            raise
         finally:
-            self._history.add("ended", call=self._mark, ok=is_ok)
+            self._history.add("ended", call=self._mark, how=how)
         return self._mark
 
     async def _take(self, step: str) -> None:
@@ -138,7 +142,7 @@ class Work:
                 task = asyncio.create_task(self._later(float(seconds), then))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            case "fail" | "invalid":
+            case "fail" | "invalid" | "status":
                 raise Failed(what)
             case _:
                 raise AssertionError(step)
@@ -149,7 +153,7 @@ class Work:
             await self._take(step)
         except Exception:
             # A server whose own task died goes on.
-            self._history.add("ended", call=f"{self._mark}+", ok=False)
+            self._history.add("ended", call=f"{self._mark}+", how="failed")
 
 
 # --- a server in Python ---------------------------------------------------------------------------

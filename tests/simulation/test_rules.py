@@ -16,11 +16,20 @@ def good() -> History:
     history = History()
     add = history.add
     for client in ("c1", "c2"):
-        add("connects", client=client, can_be_asked=client == "c1")
+        add("connects", client=client, can_be_asked=client == "c1", is_told=True)
     add("owns", client="c1", session="s1")
     add("owns", client="c2", session="s2")
     add("subscribed", client="c1", session="s1", uri="note:1")
-    add("sends", client="c1", call="c1.1", keyed=False, session="s1", within=60.0)
+    add(
+        "sends",
+        client="c1",
+        call="c1.1",
+        keyed=False,
+        session="s1",
+        survives=True,
+        logs=True,
+        within=60.0,
+    )
     add("ran", call="c1.1")
     for n in (1, 2):
         add("says", call="c1.1", kind="progress", n=n)
@@ -40,7 +49,7 @@ def good() -> History:
     for log in (["c1.1"], ["c1.1", "c1.1"]):
         add("edits", call="c1.1")
         add("data", call="c1.1", log=log)
-    add("ended", call="c1.1", ok=True)
+    add("ended", call="c1.1", how="done")
     add("answered", client="c1", call="c1.1", result=True, whole=True)
     add("heals")
     add("idle", client="c1", stuck=False)
@@ -135,6 +144,12 @@ BROKEN: dict[str, Edit] = {
         {"what": "says", **_EVENT},
         {"what": "said", **_EVENT},
         {"what": "hears", "client": "c1", "on": "events", "id": "e-009", **_EVENT},
+    ),
+    "a_call_outlives_its_connection": other("ended", {"how": "cancelled"}),
+    "who_loses_its_session_is_told": with_records(
+        "heals",
+        {"what": "takes", "client": "c2", "session": "s1", "of": "c1", "was_connected": True},
+        {"what": "owns", "client": "c2", "session": "s1"},
     ),
     "a_question_is_put_once": with_records(
         "told", {"what": "asked", "client": "c1", "question": "c1.1?1", "on": "call", "id": "q2"}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions.errors import StoreUnavailable
+from tests.simulation.defects import DEFECTS
 from tests.simulation.faults import StoreFaults
 from tests.simulation.plan import plan_of
 from tests.simulation.scheduler import Host, SimulationLoop
@@ -25,21 +26,24 @@ def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.simulation", *arguments]
     env = {**os.environ, "PYTHONHASHSEED": "0"}
     return subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False
     )
 
 
+@pytest.mark.timeout(300)
 def test_no_seed_breaks_a_rule() -> None:
     """`scripts/simulate` plays more of them."""
-    ran = simulated("--seeds", "60", "--jobs", "1")
+    ran = simulated("--seeds", "40", "--jobs", "1")
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+@pytest.mark.timeout(300)
 def test_what_was_found_once_is_not_found_again() -> None:
     ran = simulated("--kept")
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+@pytest.mark.timeout(300)
 def test_a_seed_has_the_same_history_in_every_process() -> None:
     """Byte for byte, also if other seeds were played before it."""
     all_of_them = simulated("--seeds", "16", "--digests")
@@ -157,3 +161,23 @@ def test_a_store_fails_before_or_after_the_effect(how: str, had_its_effect: bool
         assert bool(done) is had_its_effect
 
     run(work)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["a key that runs elsewhere", "words are proof"])
+def test_a_defect_that_is_put_back_is_found(name: str) -> None:
+    """`scripts/simulate --defects` puts back all of them."""
+    ran = simulated("--defects", name, "--seeds", "1500", "--jobs", "1")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_each_defect_replaces_what_is_there() -> None:
+    """And leaves nothing broken behind."""
+    for name, defect in DEFECTS.items():
+        before = [getattr(owner, attribute) for owner, attribute, _ in defect.places]
+        with defect.put_back():
+            broken = [getattr(owner, attribute) for owner, attribute, _ in defect.places]
+        after = [getattr(owner, attribute) for owner, attribute, _ in defect.places]
+        assert before == after, name
+        assert all(one is not other for one, other in zip(before, broken, strict=True)), name

@@ -1,0 +1,279 @@
+"""Defects that the layer had once, or that one wrong line would bring: each can be put back.
+
+``scripts/simulate --defects`` plays seeds over each, until one breaks a rule that it keeps without
+the defect. So the simulation is tested, too: what it cannot find, it does not guard.
+
+A defect replaces a few functions. `Broken` makes the broken form of each from the right one.
+"""
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mcp_sessions.core.log import EventLog
+from mcp_sessions.core.messages import error_body
+from mcp_sessions.core.request_keys import Begun, KeyState, RequestKeys
+from mcp_sessions.errors import REQUEST_CANCELLED, StoreUnavailable
+from mcp_sessions.ids import Position
+from mcp_sessions.locks import Locks
+from mcp_sessions.server.delivery.attachments import Attachments
+from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
+from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
+from mcp_sessions.server.delivery.stored_connection import StreamRelay
+from mcp_sessions.server.requests import running
+from mcp_sessions.server.requests.joining import Joining
+from mcp_sessions.server.requests.running import RunningRequest
+from mcp_sessions.server.upstream.external import beginning, peer, sharing
+from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child_requests import Forgotten
+from mcp_sessions.server.upstream.external.server_messages import Notifier
+from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions_transports.http.upstream.wire import Wire, refused
+from mcp_sessions_transports.outbox import LogFeed
+
+Broken = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Defect:
+    story: str
+    places: tuple[tuple[Any, str, Broken], ...]
+    """A class or module, the name of what is replaced there, and what makes its broken form."""
+
+    @contextmanager
+    def put_back(self) -> Generator[None]:
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in self.places]
+        for owner, name, broken in self.places:
+            setattr(owner, name, broken(getattr(owner, name)))
+        try:
+            yield
+        finally:
+            for owner, name, right in before:
+                setattr(owner, name, right)
+
+
+def _does_nothing(_: Any) -> Any:
+    def nothing(*args: Any, **kwargs: Any) -> None: ...
+
+    return nothing
+
+
+def _waits_for_nothing(_: Any) -> Any:
+    async def nothing(*args: Any, **kwargs: Any) -> None: ...
+
+    return nothing
+
+
+def _says(value: Any) -> Broken:
+    def broken(_: Any) -> Any:
+        async def says(*args: Any, **kwargs: Any) -> Any:
+            return value
+
+        return says
+
+    return broken
+
+
+def _begins_anew(right: Any) -> Any:
+    def begin(self: Any, use: Any, *, now: float) -> Any:
+        begun, entry = right(self, use, now=now)
+        if begun is Begun.RUNNING and entry.runner != use.runner:
+            return Begun.FIRST, entry
+        return begun, entry
+
+    return begin
+
+
+def _forgets_what_it_dropped(right: Any) -> Any:
+    def finish(self: Any, key: Any, outcome: Any, *, now: float) -> Any:
+        kept = right(self, key, outcome, now=now)
+        entry = self.get(key)
+        if entry is not None and entry.state is KeyState.DROPPED:
+            self._known.pop(key)
+            self._finished.remove(key)
+        return kept
+
+    return finish
+
+
+def _takes_death_for_no_begin(right: Any) -> Any:
+    async def asked(self: Any, join: Any) -> bool:
+        await right(self, join)
+        return True
+
+    return asked
+
+
+def _skips_a_hole(right: Any) -> Any:
+    def offer(self: Any, event: Any, *, final: bool = False) -> None:
+        if not self._behind and not self._outbox.closed and event.number > self._number + 1:
+            self._number = event.number - 1
+        right(self, event, final=final)
+
+    return offer
+
+
+def _relays_over_a_hole(_: Any) -> Any:
+    async def one(self: Any, event: Any) -> bool:
+        await self._store_entry(event, skips=True)
+        return True
+
+    return one
+
+
+def _begins_one_too_early(right: Any) -> Any:
+    def replay(self: Any, position: Any, **options: Any) -> Any:
+        if position is not None and position.number > 0:
+            position = Position(position.log_epoch, position.number - 1)
+        return right(self, position, **options)
+
+    return replay
+
+
+def _drops_a_change_while_the_store_is_away(right: Any) -> Any:
+    async def notify(self: Any, waiting: Any, session_ids: Any) -> None:
+        try:
+            await right(self, waiting, session_ids)
+        except StoreUnavailable:
+            waiting.done.update(session_ids)
+
+    return notify
+
+
+def _overwrites(right: Any) -> Any:
+    async def replace(self: Any, session_id: Any, value: Any, *, expected_version: int) -> bool:
+        data = await self.load_data(session_id)
+        return await right(self, session_id, value, expected_version=data.version if data else 0)
+
+    return replace
+
+
+def _locks_nobody(_: Any) -> Any:
+    def of(self: Any, key: Any) -> asyncio.Lock:
+        return asyncio.Lock()
+
+    return of
+
+
+def _cancels_with_the_connection(_: Any) -> Any:
+    def closed(self: Any, waiter: Any) -> None:
+        if self.key is None and not self.done:
+            error = error_body(REQUEST_CANCELLED, "Request cancelled")
+            self._shared.background.run(running.IN_BACKGROUND, self.abort(error))
+
+    return closed
+
+
+def _reads_words(right: Any) -> Any:
+    async def check(self: Any, response: Any, *, has_begun: bool) -> None:
+        if response.status_code == 400 and has_begun and b"session" in await response.aread():
+            raise Forgotten
+        await right(self, response, has_begun=has_begun)
+
+    return check
+
+
+def _takes_a_status_for_proof(right: Any) -> Any:
+    async def check(self: Any, response: Any, *, has_begun: bool) -> None:
+        if response.status_code == 400 and has_begun:
+            raise refused("it answered with HTTP status 400")
+        await right(self, response, has_begun=has_begun)
+
+    return check
+
+
+def _takes_strangers_for_one(_: Any) -> Any:
+    def client_of(call: Any) -> Any:
+        return call.principal
+
+    return client_of
+
+
+DEFECTS: Final[dict[str, Defect]] = {
+    "a key that runs elsewhere begins anew": Defect(
+        "A repeat at another replica ran a second time.",
+        ((RequestKeys, "begin", _begins_anew),),
+    ),
+    "a key whose answer is dropped is forgotten": Defect(
+        "What became of a call was unknown, and its repeat ran.",
+        ((RequestKeys, "finish", _forgets_what_it_dropped),),
+    ),
+    "the death of a runner is taken for no begin": Defect(
+        "A call whose replica died was begun again at another one.",
+        ((Joining, "_asked", _takes_death_for_no_begin),),
+    ),
+    "an answer passes its messages": Defect(
+        "The answer came, and the progress before it came after it, to nobody.",
+        ((Notifier, "flush", _waits_for_nothing),),
+    ),
+    "a stream skips a hole": Defect(
+        "Of two events that were stored at once a stream showed the newer one only.",
+        ((LogFeed, "offer", _skips_a_hole),),
+    ),
+    "a relay skips a hole": Defect(
+        "What a replica had stored and not relayed, when it died, was never relayed.",
+        ((StreamRelay, "one", _relays_over_a_hole),),
+    ),
+    "a replay begins one too early": Defect(
+        "The event at the client's position came once more.",
+        ((EventLog, "replay", _begins_one_too_early),),
+    ),
+    "a change is dropped while the store is away": Defect(
+        "A resource changed, and its subscribers never heard of it.",
+        ((ChangeBroadcaster, "_notify_some", _drops_a_change_while_the_store_is_away),),
+    ),
+    "who loses its session is not told": Defect(
+        "The old client did not know that another one has its session.",
+        ((Attachments, "_displace_surely", _waits_for_nothing),),
+    ),
+    "a takeover at another replica is not noticed": Defect(
+        "The old client went on to hear its events.",
+        (
+            (Attachments, "check_attached", _says(True)),
+            (Attachments, "_displace", _waits_for_nothing),
+        ),
+    ),
+    "an edit of data overwrites another one": Defect(
+        "Two handlers edited the same version, and both were told that it is stored.",
+        ((MemoryStore, "replace_data", _overwrites),),
+    ),
+    "steps of one session overlap": Defect(
+        "Events were handed over in another order than they were stored.",
+        ((Locks, "of", _locks_nobody),),
+    ),
+    "an answer to another replica's question is dropped": Defect(
+        "The client's answer was accepted, and its handler waited for ever.",
+        ((RemoteQuestions, "answer", _says(True)),),
+    ),
+    "an open question is not put again": Defect(
+        "A client that came back was not asked what it had not answered.",
+        ((Attachments, "_ask_again", _waits_for_nothing),),
+    ),
+    "a call is cancelled with its connection": Defect(
+        "A call of the era of handshakes ended because its client lost the connection.",
+        ((RunningRequest, "_closed", _cancels_with_the_connection),),
+    ),
+    "the death of a process is not noticed": Defect(
+        "The calls of a command that died were never answered.",
+        ((Child, "give_up", _does_nothing),),
+    ),
+    "a new process has no subscriptions": Defect(
+        "After a restart of its command a client heard of no change.",
+        ((beginning, "restore_settings", _waits_for_nothing),),
+    ),
+    "words are proof that nothing ran": Defect(
+        "A URL answered 400 after the work, with the word session, and the work ran twice.",
+        ((Wire, "check", _reads_words),),
+    ),
+    "a status is proof that nothing ran": Defect(
+        "A URL answered 400 after the work, and the client was told that it did not start.",
+        ((Wire, "check", _takes_a_status_for_proof),),
+    ),
+    "strangers share a process": Defect(
+        "A task that ran on after its answer asked another client, whose answer decided it.",
+        ((sharing, "client_of", _takes_strangers_for_one),
+         (peer, "client_of", _takes_strangers_for_one)),
+    ),
+}  # fmt: skip
