@@ -1,7 +1,10 @@
 """Calls that become tasks, over HTTP of the modern era (SEP-2663)."""
 
 import asyncio
+import sys
+from collections.abc import Awaitable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -514,3 +517,35 @@ async def test_a_task_that_is_not_stored_any_more_is_not_written_again() -> None
         if running is not None:
             await running.settled()
         assert task["taskId"] not in tasks_of(w)._here
+
+
+async def test_a_poll_costs_the_same_however_many_tasks_are_open() -> None:
+    """And less than a call of a tool."""
+    async with world(store=MemoryStore(), tasks=TaskPolicy(always={"wait"})) as w:
+        client, tasks = client_of(w), tasks_of(w)
+        task = await client.call("wait", {"gate": "g"}).result()
+        await got(client, task)
+        alone = await function_calls(got(client, task))
+        for _ in range(9_999):
+            await tasks.create(ANONYMOUS, SimpleNamespace(capabilities={}), None)
+        assert len(tasks._here) == 10_000
+        among_many = await function_calls(got(client, task))
+        call = await function_calls(client.call("echo", {"text": "hi"}).result())
+        assert among_many <= alone * 1.05
+        assert among_many < call
+
+
+async def function_calls(work: Awaitable[Any]) -> int:
+    count = 0
+
+    def look(_: object, event: str, __: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        await work
+    finally:
+        sys.setprofile(before)
+    return count
