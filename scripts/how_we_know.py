@@ -1,0 +1,240 @@
+"""``docs/how-we-know.md``, made from ``docs/how-we-know.json``.
+
+    .venv/bin/python -m scripts.how_we_know            # write the page from the file
+    .venv/bin/python -m scripts.how_we_know --measure  # run everything first, about an hour
+
+Each part of the file was written by the command that the page names.
+"""
+
+import argparse
+import json
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[1]
+JSON: Final = ROOT / "docs" / "how-we-know.json"
+PAGE: Final = ROOT / "docs" / "how-we-know.md"
+
+Json = dict[str, Any]
+
+_TEXT = """# How we know
+
+After this page you know which promises are tested, by which machines, and what they do not cover.
+You can run each machine yourself. `python -m scripts.how_we_know` made the page from the results.
+The runs used Python {python}, the MCP SDK {mcp}, {redis} and {system}.
+
+## The promises
+
+A *history* is a file of what each client did and saw, and of what the server ran. Every message
+carries a mark of the call that caused it. [One file of rules](../tests/simulation/rules.py)
+judges every history:
+
+* A call with a request key runs at most once. If it has a result, it ran exactly once.
+* The layer never says "it did not start" about a call that ran.
+* Messages of a response and events arrive once and in order. Otherwise the client learns of a gap.
+* A message reaches only the client that it is for.
+* A question is put once. Its answer reaches the handler that asked.
+* After a takeover the old client hears nothing. Subscriptions continue.
+* A client sees the last version of each resource that it subscribed to.
+* `session.data` loses no edit.
+* Each call is answered in time once the faults end.
+* No session is forgotten, and no work of the layer dies unseen.
+
+## The simulation
+
+`./scripts/simulate --seeds {simulation[seeds]}`
+
+Replicas, clients and servers run in one process and in virtual time. A seed decides the order of
+all tasks and all faults. So one seed always gives the same history, byte for byte. A failing seed
+is made as small as possible, and stays as a test.
+
+The faults: the store fails before or after its effect, is slow, or is full. A process is killed or
+paused, or its clock jumps. Replicas do not hear each other. A connection breaks, is slow, or stands
+still. A wrapped server dies.
+
+The last run played {simulation[seeds]:,} seeds. {simulation_found}
+
+## The campaign with real processes
+
+`./scripts/campaign --minutes {campaign[minutes]:g} --seed {campaign[seed]}`
+
+The same clients use real processes. Three replicas share a Redis that writes its log to disk. Then
+one process stores its sessions in a SQLite file, with each of the two durabilities. A seed decides
+what clients do and when faults begin. The machine decides the rest, so a seed does not repeat a
+history exactly. The same rules judge it.
+
+The last run took {campaign_minutes} minutes and played {campaign[rounds]} rounds with
+{campaign[clients]} clients and {campaign[calls]} calls. {campaign_found}
+
+| fault | times | what happens |
+|---|---|---|
+{faults}
+
+## Changes that tests must notice
+
+`./scripts/mutate core --sample {mutation[mutants]} --seed {mutation[seed]}`
+
+This command changes one place of our own code: a comparison, a number, a statement. Then it runs
+the tests near that file. A change that no test notices shows a missing test. The modules of
+`mcp_sessions/core/` decide everything, so the last run took {mutation[mutants]} of their
+{mutation[possible]:,} possible changes, chosen by a seed. Tests noticed {mutation[noticed]} of
+them, {noticed:.0f} %. The command also takes `stores` and `server`.
+
+The other direction is in [the proof of the specification](../spec/proof.md). There each rule of the
+wire has a server that breaks it, and a vector that catches that server.
+
+## Sessions lost in a rolling restart
+
+`python -m tests.campaign.figures --json FILE`
+
+Three replicas stop and start, one after the other. Then each client calls a tool in its session. A
+session is lost if the answer is an error. With *sticky sessions*, the load balancer sends a client
+to the same replica each time. The SDK alone keeps its sessions in the memory of that replica.
+
+| servers | clients | sessions lost |
+|---|---|---|
+{restart}
+
+## Time until a client is answered again after `kill -9`
+
+`python -m tests.campaign.figures --json FILE`
+
+The replica of a client gets `kill -9`, and starts again at once. The client repeats its call until
+the call has a result. With a shared store, another replica answers in the same session. One process
+alone answers after it has started. With the SDK alone, the client also needs a new session, and
+what the old session had is lost. Other programs used the machine meanwhile, so a start took long.
+
+| servers | kills | median | longest |
+|---|---|---|---|
+{kill}
+
+## What was found
+
+* Tests of the client's phases read what they expected from the table that they tested. A wrong row
+  passed. The expectation is now written out.
+* The first mutants of `mcp_sessions/core/` showed rules without a test. Examples are the names in
+  params, the instance of a client, and default ports in hidden URIs. Each of them has a test now.
+* A replica ends if its store refuses writes while the replica starts. Let your supervisor start it
+  again.
+* The campaign was tested too. With request keys broken on purpose, its first round reported calls
+  that ran twice.
+* The campaign with seed 1009 and a SQLite file lost an event. The client's stream was reset, and
+  the busy server noticed later than the client came back. The cause is not certain yet.
+
+These changes still pass all tests near them. Most of them change nothing that a caller sees:
+
+{survivors}
+
+## What is not covered
+
+* A Redis that fails over to a replica of itself. Redis may then lose what it had confirmed.
+* A machine that loses its power. The tests kill processes only.
+* Real networks between machines. All processes of the campaign are on one machine.
+* Users with credentials in the campaign. The simulation has users, and other tests have tokens.
+* Commands and URLs in the campaign. The simulation wraps them, and other tests kill them.
+* Changes of code that two places must share. A mutant changes one place.
+"""
+
+_FAULTS: Final = {
+    "redis killed": "`kill -9` of Redis, and a start on the same log",
+    "redis paused": "Redis takes connections, and answers nothing",
+    "redis clients killed": "Redis closes the connections of all replicas",
+    "redis subscribers killed": "Redis closes the connections for messages between replicas",
+    "redis full": "Redis refuses writes, because its memory is full",
+    "redis scripts flushed": "Redis forgets its scripts",
+    "file locked": "another program holds the lock of the SQLite file",
+    "disk full": "the disk of the SQLite file is full",
+    "kill": "`kill -9` of a replica, and a start",
+    "stop": "SIGTERM of a replica, and a start",
+    "pause": "SIGSTOP of a replica, then SIGCONT",
+    "clock": "the clock of a replica jumps by up to 40 s, and back",
+    "cut": "all connections of a client are reset",
+    "half-open": "a client loses its connections, and the server does not notice",
+    "still": "no byte of a client's connections passes",
+}
+
+
+def page(found: Json) -> str:
+    """The page."""
+    counts, mutation = found["campaign"], found["mutation"]
+    faults = counts["faults"]
+    return _TEXT.format(
+        **found["versions"],
+        simulation=found["simulation"],
+        simulation_found=_broken(found["simulation"]["violations"]),
+        campaign=counts,
+        campaign_minutes=round(counts["seconds"] / 60),
+        campaign_found=_broken(counts["violations"]),
+        faults=_rows([name, faults.get(name, 0), text] for name, text in _FAULTS.items()),
+        mutation=mutation,
+        noticed=100 * mutation["noticed"] / mutation["mutants"],
+        restart=_rows([r["servers"], r["clients"], r["lost"]] for r in found["restart"]),
+        kill=_rows(
+            [k["servers"], k["kills"], f"{k['median']:.2f} s", f"{k['longest']:.2f} s"]
+            for k in found["kill"]
+        ),
+        survivors="\n".join(f"* `{place}`" for place in mutation["survivors"]),
+    )
+
+
+def _rows(rows: Any) -> str:
+    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
+
+
+def _broken(count: int) -> str:
+    return f"Broken rules: {count}. See *What was found*." if count else "No rule was broken."
+
+
+def _run(*command: str) -> str:
+    print(" ".join(command), flush=True)
+    ran = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    return ran.stdout
+
+
+def measure(found: Json, options: argparse.Namespace) -> None:
+    """Run the machines, and put down what they say."""
+    redis = _run("redis-server", "--version")
+    found["versions"] = {
+        "python": platform.python_version(),
+        "mcp": version("mcp"),
+        "redis": f"Redis {redis.split('v=')[1].split()[0]}",
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    said = _run("./scripts/simulate", "--seeds", str(options.seeds))
+    played = re.search(r"(\d+) seeds, (\d+) with a violation", said)
+    assert played is not None, said
+    found["simulation"] = {"seeds": int(played[1]), "violations": int(played[2])}
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder) / "counts.json"
+        minutes = str(options.minutes)
+        _run("./scripts/campaign", "--minutes", minutes, "--json", str(kept))
+        found["campaign"] = {"minutes": options.minutes, **json.loads(kept.read_text())}
+        _run("./scripts/mutate", "core", "--sample", str(options.sample), "--json", str(kept))
+        found["mutation"] = json.loads(kept.read_text())
+        _run(sys.executable, "-m", "tests.campaign.figures", "--json", str(kept))
+        measured = json.loads(kept.read_text())
+        found |= {name: measured[name] for name in ("restart", "kill")}
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser("python -m scripts.how_we_know", description=__doc__)
+    parser.add_argument("--measure", action="store_true", help="run everything first")
+    parser.add_argument("--seeds", type=int, default=10_000, help="of the simulation (10,000)")
+    parser.add_argument("--minutes", type=float, default=15, help="of the campaign (15)")
+    parser.add_argument("--sample", type=int, default=250, help="mutants of core (250)")
+    options = parser.parse_args(arguments)
+    found: Json = json.loads(JSON.read_text()) if JSON.exists() else {}
+    if options.measure:
+        measure(found, options)
+        JSON.write_text(json.dumps(found, indent=1) + "\n")
+    PAGE.write_text(page(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
