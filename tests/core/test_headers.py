@@ -36,7 +36,7 @@ BAD = [
     ({"Authorization": "Bearer secret\n"}, "space"),
     ({"Authorization": "Bearer secr\nX: y"}, "line break"),
     ({"X": "secrét"}, "ASCII"),
-    ({"X": 5}, "no text"),
+    ({"X": 5}, "must be a text"),
     ({"X": "secr" * 10_000}, "no server takes more"),
     ({f"X-{number}": "a" * 1_000 for number in range(40)}, "no server takes more"),
 ]
