@@ -117,7 +117,9 @@ def _wrong(name: str, value: Any, kind: Any) -> tuple[str, object, object] | Non
         return None if None in each else each[0]
     if not parts or not isinstance(value, Collection) or not isinstance(origin, type):
         return None
-    inner = [(f"each of {name}", each, parts[0]) for each in cast("Collection[Any]", value)]
+    # "each of each value of x" would say no more.
+    of_it = name if name.startswith("each ") else f"each of {name}"
+    inner = [(of_it, each, parts[0]) for each in cast("Collection[Any]", value)]
     if issubclass(origin, Mapping):
         values = cast("Mapping[Any, Any]", value).values()
         inner += [(f"each value of {name}", each, parts[1]) for each in values]

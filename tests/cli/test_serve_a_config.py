@@ -425,7 +425,7 @@ def test_an_entry_may_need_scopes(tmp_path: Path) -> None:
         ({"scopes": ["a b"]}, "scopes: must be a list of scopes"),
         ({"tools": ["delete"]}, "auth.tools must be an object"),
         ({"tools": {"delete": "files"}}, "auth.tools.delete: must be a list of scopes"),
-        ({"tools": {"delete": [1]}}, "auth.tools: must be a list of scopes"),
+        ({"tools": {"delete": [1]}}, "each value of auth.tools must be a text, not an int"),
         ({"tools": {"": ["a"]}}, "auth.tools: a pattern is empty"),
         ({"tools": {"delete": []}}, "auth.tools.delete: must be a list of scopes"),
         ({"CLIENT_ID": "mine", "scopes": ["a"]}, "auth: has scopes and tools, and no CLIENT_ID"),
