@@ -3,8 +3,8 @@
 Python itself fails deep inside, or at the first request. Rules, owned by
 ``tests/core/test_argument_types.py``:
 
-1. A wrong type is one line. It names the argument and what is wanted, and never has the value: it
-   may be a secret.
+1. A wrong type is one line. It names the argument and what is wanted. The value may be a secret, so
+   it is shown only where one of a few texts is wanted.
 2. What an annotation does not say at run time is not checked.
 """
 
@@ -22,6 +22,9 @@ from mcp_sessions.errors import ConfigurationError
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
+
+_SHOWN: Final = 40
+"""Characters of a text that is none of a few."""
 
 _WORDS: Final[Mapping[object, str]] = {
     bool: "True or False",
@@ -102,7 +105,10 @@ def _check(name: str, value: object, kind: object, words: str | None) -> None:
     if wrong is not None:
         which, found, wanted = wrong
         said = words if words is not None and which == name else _words(wanted)
-        raise ConfigurationError(f"{which} must be {said}, not {_named(found)}")
+        # A text in place of one of a few is no secret.
+        is_choice = typing.get_origin(wanted) is Literal and isinstance(found, str)
+        shown = repr(found[:_SHOWN]) if is_choice and isinstance(found, str) else _named(found)
+        raise ConfigurationError(f"{which} must be {said}, not {shown}")
 
 
 def _wrong(name: str, value: Any, kind: Any) -> tuple[str, object, object] | None:

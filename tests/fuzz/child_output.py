@@ -88,7 +88,7 @@ def drawn(hostile: Hostile) -> tuple[bytes, str]:
 
 @asynccontextmanager
 async def _open() -> AsyncGenerator[ChildDoor]:
-    server = StdioServer(sys.executable, "-S", PROGRAM, max_children=12, child_idle=2)
+    server = StdioServer(sys.executable, "-S", PROGRAM, max_children=64, child_idle=2)
     with tempfile.TemporaryDirectory() as directory:
         async with served(server) as target:
             yield ChildDoor(target, Path(directory))

@@ -169,10 +169,12 @@ async def test_scopes_without_authentication_are_refused() -> None:
     for options in ({"scopes": ["use"]}, {"tool_scopes": {"*": ["use"]}}):
         with pytest.raises(ConfigurationError, match="scopes need authentication"):
             SessionLayer(child(**options))
-    for scope in ("a b", "", 'a"', 1):
+    with pytest.raises(ConfigurationError, match="each of scopes must be a text, not an int"):
+        child(scopes=[1])
+    for scope in ("a b", "", 'a"'):
         with pytest.raises(ConfigurationError, match="must be a list of scopes"):
             child(scopes=[scope])
-    with pytest.raises(ConfigurationError, match="tool_scopes: must be a list of scopes"):
+    with pytest.raises(ConfigurationError, match="each value of tool_scopes must be a list of texts"):
         child(tool_scopes={"*": "use"})
 
 
