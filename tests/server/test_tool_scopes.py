@@ -174,7 +174,9 @@ async def test_scopes_without_authentication_are_refused() -> None:
     for scope in ("a b", "", 'a"'):
         with pytest.raises(ConfigurationError, match="must be a list of scopes"):
             child(scopes=[scope])
-    with pytest.raises(ConfigurationError, match="each value of tool_scopes must be a list of texts"):
+    with pytest.raises(
+        ConfigurationError, match="each value of tool_scopes must be a list of texts"
+    ):
         child(tool_scopes={"*": "use"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ class Reports:
     _repeating: object = None
     """The repetition that is under way; None: there is none."""
 
+    _repeated: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when no repetition is under way any more; a new one for each time."""
+
     def add(self, params: _Params) -> bool:
         """Keep a report without its token. False: the sender that repeats earlier reports sends
         this one too.
@@ -40,7 +44,16 @@ class Reports:
             self._bytes -= self._kept.popleft()[1]
         return self._repeating is None
 
+    async def repeated(self) -> None:
+        """Wait until the sender that repeats earlier reports has all of them. So the handler ends,
+        and the answer comes, after its last report.
+        """
+        if self._repeating is not None:
+            await self._repeated.wait()
+
     async def repeat(self, send: Callable[[_Params], Awaitable[None]]) -> None:
+        if self._repeating is None:
+            self._repeated = asyncio.Event()
         me = self._repeating = object()
         sent = 0
         try:
@@ -54,3 +67,4 @@ class Reports:
         finally:
             if self._repeating is me:
                 self._repeating = None
+                self._repeated.set()

@@ -530,6 +530,7 @@ class RunningRequest:
         if self.key is not None:
             self._reports = self._reports or Reports()
             if not self._reports.add(params):
+                await self._reports.repeated()
                 return
         await self._report_to(self.waiters[-1], params)
 
