@@ -50,14 +50,18 @@ _NOT_BEGUN = frozenset({"draining", "invalid_state", "not_started"})
 """Values of ``data.reason`` by which the layer says that a request did not run."""
 
 
-def of_handler(error: dict[str, Any]) -> dict[str, Any]:
+def of_handler(error: dict[str, Any], *, modern: bool = True) -> dict[str, Any]:
     """Return the error of a handler as its client gets it: it is not taken for the layer's.
 
     The layer says by some errors that a request did not begin, or that its session is gone. Its
     client may send such a request again, or leave the session (CLI6, ERR15). The request of a
     handler has begun, and its session is there.
+
+    Args:
+        modern: Whether its client may have the modern era, and calls again after a mismatch.
     """
-    if error.get("code") in (SESSION_NOT_FOUND, SESSION_DETACHED, HEADER_MISMATCH):
+    taken = (SESSION_NOT_FOUND, SESSION_DETACHED, *((HEADER_MISMATCH,) if modern else ()))
+    if error.get("code") in taken:
         error = {**error, "code": INTERNAL_ERROR}
     data: object = error.get("data")
     said = members_of(data)

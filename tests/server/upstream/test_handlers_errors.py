@@ -28,7 +28,6 @@ ERRORS: list[tuple[int, Any, int, Any]] = [
     (-32043, {"sessionId": "theirs"}, -32603, {"sessionId": "theirs"}),
     (-32043, "text", -32603, "text"),
     (-31010, None, -32603, None),
-    (-32020, None, -32603, None),
     (-32603, {"started": False}, -32603, {"started": True}),
     (
         -32603,

@@ -181,7 +181,9 @@ class SdkPeer:
             lost = failed_with(failed)
             if lost is not None:
                 raise StoreFailedHandler(lost) from failed
-            raise UpstreamError(of_handler(error_of(failed, modern=self.modern))) from failed
+            raise UpstreamError(
+                of_handler(error_of(failed, modern=self.modern), modern=self.modern)
+            ) from failed
 
     async def notify(self, call: UpstreamCall, method: str, params: dict[str, Any] | None) -> None:
         CALL.set(call)
