@@ -112,6 +112,14 @@ def _repeats(case: Case) -> Rewritten:
     return None
 
 
+def _repeats_later(case: Case) -> Rewritten:
+    if tool(case.message) == "work":
+        case.memory["work"] = case.message
+    elif case.message.get("method") == "session/resume" and "work" in case.memory:
+        case.inject.append({**case.memory["work"], "id": f"again-{next(_numbers)}"})
+    return None
+
+
 def _keys(choose: Callable[[str], str]) -> Rewrite:
     def rewrite(case: Case) -> Rewritten:
         key = meta_of(case.message).get(KEY)
@@ -266,6 +274,7 @@ CLIENT_FAULTS: dict[str, Fault] = {
         ),
         Fault("loses-early", "loses events", to_server=_received(lambda received: received[:1])),
         Fault("repeats-calls", "sends a call twice", to_server=_repeats),
+        Fault("repeats-later", "sends a call again when it is back", to_server=_repeats_later),
         Fault(
             "new-keys",
             "sends a call again under a new key",
@@ -325,7 +334,7 @@ CLIENT_CAUGHT_BY = {
     "events-may-overtake-the-result": "loses-early",
     "no-call-is-sent-twice": "repeats-calls",
     "a-call-is-repeated-under-its-key": "new-keys",
-    "a-forgotten-key-is-not-used": "repeats-calls",
+    "a-forgotten-key-is-not-used": "repeats-later",
     "reconnects-back-off": "hammers",
     "a-repeated-question-is-asked-once": "asks-again",
     "two-calls-have-two-keys": "one-key",

@@ -18,6 +18,10 @@ from tests.interop.official.suites import CLOSES_STREAM, SUITES, Suite, differen
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 
+ASKS = "input-required-result-"
+"""Scenarios whose handlers ask by a result."""
+
+
 @pytest.mark.parametrize("suite", SUITES, ids=str)
 def test_the_bare_server_passes_what_it_is_known_to(
     suite: Suite, outcome_of: OutcomeOf, sdk_version: str
@@ -58,6 +62,10 @@ def test_the_wrapped_server_is_found_to_be_the_same(
             departures = (*departures, CLOSES_STREAM)
 
     different, departures_gone = differences(bare, wrapped, but=departures)
+    if kind in ("command", "url"):
+        # A server of both eras is spoken to in the handshake era for a client that can be asked, so
+        # that its handlers can ask in the middle of a call. There no result may ask.
+        different = [each for each in different if not each.name.scenario.startswith(ASKS)]
 
     if different:
         counts = [(o.count("SUCCESS"), o.count("FAILURE")) for o in (bare, wrapped)]
