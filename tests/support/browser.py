@@ -9,7 +9,7 @@ from tests.support.programs import system_program
 
 
 def chromium_program() -> str:
-    return system_program("chromium", "chromium", "brew install chromium")
+    return system_program("chromium", "chromium fonts-liberation", "brew install chromium")
 
 
 @contextmanager

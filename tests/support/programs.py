@@ -25,7 +25,7 @@ def system_program(name: str, package: str, other_path: str) -> str:
         pytest.fail(f"missing: {name} (apt-get install {package}, or {other_path})")
     sys.stderr.write(f"{name} is missing: installing Debian's {package}\n")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = ["install", "-qy", "--no-install-recommends", package]
+    install = ["install", "-qy", "--no-install-recommends", *package.split()]
     for command in (["update", "-q"], install):
         done = subprocess.run(
             [apt, *command],
