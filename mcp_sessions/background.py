@@ -90,7 +90,7 @@ class Background:
                 constants, without an id.
             context: Of the task; None: a copy of the caller's.
         """
-        task = self._start(what, _once(what, lambda: work), context)
+        task = self._start(what, _once(what, work), context)
         # Cancelled before its first step, it leaves a coroutine that nobody awaits.
         task.add_done_callback(lambda _: work.close())
         return task
@@ -117,7 +117,8 @@ class Background:
         self, what: str, work: Coroutine[Any, Any, Any], context: Context | None
     ) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=what, context=context)
-        self.hold(task)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
         return task
 
     async def _again_and_again(
@@ -127,16 +128,16 @@ class Background:
         backoff = Backoff(base=_BASE, cap=_CAP)
         while True:
             begun = loop.time()
-            if await _once(what, make):
+            if await _once(what, make()):
                 return
             if loop.time() - begun > _CAP:
                 backoff.progressed()
             await asyncio.sleep(backoff.failed(self._draw()))
 
 
-async def _once(what: str, make: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+async def _once(what: str, work: Coroutine[Any, Any, None]) -> bool:
     try:
-        await make()
+        await work
         return True
     except Exception as failed:
         report(what, failed)

@@ -39,7 +39,7 @@ from mcp_sessions.serve.uvicorn_server import (
     Leaving,
     draining_server,
 )
-from mcp_sessions.server.delivery.waiting_changes import noting
+from mcp_sessions.server.delivery.broadcaster import noting
 from mcp_sessions.server.upstream.port import note_store_failure
 from mcp_sessions.server.upstream.sdk.authentication import (
     Authentication,

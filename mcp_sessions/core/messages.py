@@ -418,36 +418,35 @@ class EventTemplate:
     session's id, in addition to the sender's own members. It never has ``state``.
     """
 
-    __slots__ = ("_after_id", "_before_session", "_between", "key")
+    __slots__ = ("key", "parts")
 
     def __init__(self, method: str, params: Mapping[str, Any] | None, key: str | None) -> None:
-        members = {name: value for name, value in (params or {}).items() if name != "_meta"}
+        members = dict(params or {})
+        members.pop("_meta", None)
         members.pop("sessionEventId", None)
         meta = dict(meta_of(params))
         meta.pop(SESSION_META, None)
-        meta[SESSION_META] = {"sessionId": _SESSION_HERE}
         # Ours come last, so that splitting at the last match finds them whatever the sender's own
         # strings hold.
-        encoded = notification_message(
-            method, {**members, "_meta": meta, "sessionEventId": _EVENT_ID_HERE}
-        )
-        before_id, self._after_id = encoded.rsplit(_EVENT_ID_HERE.encode(), 1)
-        self._before_session, self._between = before_id.rsplit(_SESSION_HERE.encode(), 1)
-        self.key = key
-
-    @property
-    def parts(self) -> tuple[bytes, bytes, bytes]:
-        """Return the parts before the session's id, between both ids, and after the event's id.
+        meta[SESSION_META] = {"sessionId": _SESSION_HERE}
+        members["_meta"], members["sessionEventId"] = meta, _EVENT_ID_HERE
+        encoded = notification_message(method, members)
+        before_id, after_id = encoded.rsplit(_EVENT_ID_HERE.encode(), 1)
+        before_session, between = before_id.rsplit(_SESSION_HERE.encode(), 1)
+        self.parts = before_session, between, after_id
+        """Those before the session's id, between both ids, and after the event's id.
 
         A store that joins the parts itself uses this. It writes the session's id as in a JSON
         string.
         """
-        return self._before_session, self._between, self._after_id
+
+        self.key = key
 
     def draft(self, session_id: SessionId) -> Draft:
         # A session id is visible ASCII, but may hold a quote or a backslash: encode it.
         name = encode(session_id)[1:-1]
-        return Draft(self._before_session + name + self._between, self._after_id, self.key)
+        before_session, between, after_id = self.parts
+        return Draft(before_session + name + between, after_id, self.key)
 
 
 def plain_draft(message: bytes, key: str | None = None) -> Draft:

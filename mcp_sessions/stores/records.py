@@ -189,10 +189,6 @@ class ServerChange:
         draft.name, draft.since = self.id, self.at if again else None
         return GET_STREAM if is_bare else EVENTS, draft
 
-    @property
-    def size(self) -> int:
-        return len(self.bare.before)
-
 
 class AppendedChange(NamedTuple):
     """A session that has a change: the event that it became, and who was attached in the same

@@ -19,7 +19,7 @@ from tests.support.identities import FAR
 from tests.support.issuers import AUDIENCE, URL, Login
 from tests.support.modern import BearerCarrier, ModernClient
 from tests.support.raw import RawClient, at_most, in_session, keyed, uris
-from tests.support.replicas import cluster
+from tests.support.replicas import cluster, share_redis
 from tests.support.world import STORES, Clock, world
 
 Measured = Callable[[], Any]
@@ -154,6 +154,14 @@ async def update() -> AsyncGenerator[Once]:
 
 
 @asynccontextmanager
+async def update_over_redis() -> AsyncGenerator[Once]:
+    """The same of replicas that share a Redis."""
+    with share_redis():
+        async with update() as once:
+            yield once
+
+
+@asynccontextmanager
 async def takeover() -> AsyncGenerator[Once]:
     """A WebSocket's `session/resume` of a session with an event since, whose old connection has its
     GET stream open.
@@ -194,6 +202,7 @@ WALKS: dict[str, Walk] = {
     "command-modern": modern_command_call,
     "conversation": conversation_call,
     "update": update,
+    "update-redis": update_over_redis,
     "takeover": takeover,
 }
 """Name → walk. ``modern`` is the 2026-07-28 era."""

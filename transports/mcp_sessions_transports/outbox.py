@@ -173,7 +173,7 @@ class Outbox:
         if self._slow is not None:
             self._slow.cancel()
             self._slow = None
-        if self.full and not self.closed:
+        if self._size >= self._limit and not self.closed:
             self._slow = self._loop.call_later(self._slow_timeout, self._cut_late)
 
     def _cut_late(self) -> None:

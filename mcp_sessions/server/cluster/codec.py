@@ -64,7 +64,21 @@ class _Member:
     name: str
     wire_name: str
     type: Any
+    classes: tuple[type, ...]
+    """Those of a value that is read as it is. Empty: :func:`_read_special` reads it."""
+
     is_required: bool
+
+
+def _classes(kind: Any) -> tuple[type, ...]:
+    if kind in (Principal, Detached, RelayedRequest, *_PARTS):
+        return ()
+    if get_origin(kind) in (Union, UnionType):
+        return tuple(each for one in get_args(kind) for each in _classes(one))
+    if isinstance(kind, NewType):
+        return _classes(kind.__supertype__)
+    # JSON knows one kind of number.
+    return (float, int) if kind is float else (get_origin(kind) or kind,)
 
 
 def _members(message: type[Any]) -> list[_Member]:
@@ -74,6 +88,7 @@ def _members(message: type[Any]) -> list[_Member]:
             field.name,
             _WIRE_NAMES.get(field.name, field.name),
             types[field.name],
+            _classes(types[field.name]),
             field.default is MISSING or message in _PARTS,
         )
         for field in fields(message)
@@ -148,18 +163,36 @@ def decode(text: bytes) -> tuple[str, ReplicaMessage] | None:
         raise OtherVersion(str(members.get("from")), version)
     if message is None:
         return None
+    sender = members.get("from")
+    if not isinstance(sender, str):
+        raise _wrong("from")
     try:
-        return _read(members, "from", str), message(**_values(members, message))
+        return sender, message(**_values(members, message))
     except _UnknownRequest:
         return None
 
 
 def _values(members: Mapping[str, Any], message: type[Any]) -> dict[str, Any]:
-    return {
-        member.name: _read(members, member.wire_name, member.type)
-        for member in _MEMBERS[message]
-        if member.is_required or member.wire_name in members
-    }
+    values: dict[str, Any] = {}
+    for member in _MEMBERS[message]:
+        name = member.wire_name
+        if member.type in _PARTS:
+            values[member.name] = member.type(**_values(members, member.type))
+        elif name not in members:
+            if member.is_required:
+                raise _wrong(name)
+        elif not member.classes:
+            values[member.name] = _read_special(members[name], name, member.type)
+        elif isinstance(members[name], member.classes):
+            values[member.name] = members[name]
+        else:
+            raise _wrong(name)
+    return values
+
+
+def _wrong(name: str) -> MalformedMessage:
+    # Not what it holds: that may name a session.
+    return MalformedMessage(f"{name!r} is missing or of another type")
 
 
 def _written(value: object) -> object:
@@ -176,34 +209,19 @@ def _written(value: object) -> object:
             return value
 
 
-def _read(members: Mapping[str, Any], name: str, kind: Any) -> Any:
-    if kind in _PARTS:
-        return kind(**_values(members, kind))
+def _read_special(value: Any, name: str, kind: Any) -> Any:
     try:
-        value = members[name]
         if kind is Principal:
             client_id, issuer, subject = value
-            if all(_is(each, str | None) for each in value):
+            if all(isinstance(each, str | None) for each in value):
                 return Principal(client_id, issuer, subject)
         elif kind is Detached:
             return Detached(value)
-        elif kind == RelayedRequest:
+        else:
             request = REQUESTS.get(value["kind"])
             if request is None:
                 raise _UnknownRequest
             return request(**_values(value, request))
-        elif _is(value, kind):
-            return value
     except (KeyError, TypeError, ValueError):
         pass
-    # Not what it holds: that may name a session.
-    raise MalformedMessage(f"{name!r} is missing or of another type")
-
-
-def _is(value: object, kind: Any) -> bool:
-    if get_origin(kind) in (Union, UnionType):
-        return any(_is(value, one) for one in get_args(kind))
-    if isinstance(kind, NewType):
-        return _is(value, kind.__supertype__)
-    # JSON knows one kind of number.
-    return isinstance(value, (float, int) if kind is float else get_origin(kind) or kind)
+    raise _wrong(name)

@@ -10,35 +10,44 @@
    ``KEPT_BYTES``).
 5. A change beyond that bound is lost. Then the event log of every session is replaced: a client
    that reconnects with a position is refused, and reads its resources and lists again.
+6. Only the announcer of a change waits for it. An announcement is noted in a context variable, so
+   that it is found where the application announces it: in a handler, in a task that a handler
+   started, in a worker thread that called back, in a listener of the server's own bus that runs
+   inside of any of these. A bus that calls its listeners in another context does not say who
+   published, so no one waits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
-from collections.abc import Mapping, Sequence
-from contextvars import Context
+import secrets
+from collections import Counter, deque
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import Context, ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions import method_names
 from mcp_sessions.background import give_way, stopped, watched
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.coalescing import coalescing_key
-from mcp_sessions.core.messages import notification_message, plain_draft
+from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
 from mcp_sessions.core.named import updated_uri
 from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.replica_messages import ChangedOutside, ServerChanged
-from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.hidden_updates import HiddenUpdates
 from mcp_sessions.server.delivery.publisher import Publisher
-from mcp_sessions.server.delivery.waiting_changes import WaitingChange, WaitingChanges, note
 from mcp_sessions.stores.contract import CHANGES_AT_ONCE
+from mcp_sessions.stores.records import ServerChange
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +60,95 @@ that the store fails for."""
 
 _SEEN = 1_000
 """Changes of other processes that are known if they come again."""
+
+EACH = 64
+"""Changes that may wait before those with the same coalescing key are sent as one."""
+
+KEPT = 10_000
+"""Changes that may wait, in this process."""
+
+KEPT_BYTES = 4_194_304
+"""Bytes that their notifications may have together."""
+
+_BEHIND = 8
+"""Failures after which other changes are sent first."""
+
+
+ChangeOutcome = StoreUnavailable | None
+"""The outcome of a change: the reason why it is not stored for everyone yet; None: it is."""
+
+
+@dataclass(slots=True, eq=False)
+class Announced:
+    outer: Announced | None = None
+    """Waits for the same, too."""
+
+    waiting: tuple[int, asyncio.Future[ChangeOutcome]] | None = None
+    """The last of it that is not known to be stored, with its number among all."""
+
+    is_open: bool = True
+
+    def add(self, number: int, outcome: asyncio.Future[ChangeOutcome]) -> None:
+        """Note a change that was announced, or that is sent together with such a change.
+
+        Args:
+            number: Its number among all. They are sent in order: the last one is waited for.
+        """
+        if self.is_open and (self.waiting is None or self.waiting[0] < number):
+            self.waiting = number, outcome
+        if self.outer is not None:
+            self.outer.add(number, outcome)
+
+    async def settled(self) -> ChangeOutcome:
+        """Wait until all that was announced so far is stored, or the store failed. Later changes,
+        of a task that outlives the request, are not waited for.
+        """
+        waiting, self.waiting, self.is_open = self.waiting, None, False
+        if waiting is None:
+            return None
+        return await asyncio.shield(waiting[1])
+
+
+ANNOUNCED: ContextVar[Announced | None] = ContextVar("mcp_sessions_announced", default=None)
+"""Collects the changes that a task, and the tasks it starts, announce from now on."""
+
+
+@contextmanager
+def noting() -> Generator[Announced]:
+    """Collect the changes that are announced inside. Outer collectors get them, too."""
+    announced = Announced(ANNOUNCED.get())
+    token = ANNOUNCED.set(announced)
+    try:
+        yield announced
+    finally:
+        ANNOUNCED.reset(token)
+
+
+@dataclass(slots=True, eq=False)
+class WaitingChange:
+    number: int
+    method: str
+    params: Mapping[str, Any] | None
+    change: ServerChange
+    outcome: asyncio.Future[ChangeOutcome]
+    is_sent_sessionless: bool = field(init=False, default=False)
+    is_sent_to_replicas: bool = field(init=False, default=False)
+    failures: int = field(init=False, default=0)
+    """How often the store failed to tell, though it served something else just before."""
+
+    is_served: bool = field(init=False, default=False)
+    done: set[SessionId] = field(init=False, default_factory=set[SessionId])
+    """The sessions that have it, or are not entitled."""
+
+    unsure: set[SessionId] = field(init=False, default_factory=set[SessionId])
+    """Those that may have it: the store failed in between."""
+
+    busy: list[SessionId] = field(init=False, default_factory=list[SessionId])
+    """Those that were in the middle of something when it was their turn."""
+
+    def settle(self, outcome: ChangeOutcome) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
 
 
 class ChangeBroadcaster:
@@ -67,7 +165,20 @@ class ChangeBroadcaster:
         self._policy, self._clock = environment.policy, environment.clock
         self._connections, self._attachments = connections, attachments
         self._publisher, self._hidden_updates = publisher, hidden_updates
-        self._waiting = WaitingChanges(self._policy, self._clock)
+        self._waiting: deque[WaitingChange] = deque()
+        self._by_key: dict[str, WaitingChange] = {}
+        """The waiting change of each coalescing key, if it is not begun."""
+
+        self._bytes = 0
+        self._away: ChangeOutcome = None
+        """Why the store did not serve the last change. None: it did."""
+
+        self._name = secrets.token_urlsafe(12)
+        self._numbers = itertools.count(1)
+        self._lost: Counter[str] = Counter()
+        self._renews = False
+        """Changes were lost: every session has to learn that."""
+
         self._renewed: set[SessionId] = set()
         """The sessions that know of the changes that were lost."""
 
@@ -79,10 +190,8 @@ class ChangeBroadcaster:
     ) -> None:
         """A resource or a list of the server changed: tell everyone who is entitled.
 
-        Returns at once. Who called
-        :data:`~mcp_sessions.server.delivery.waiting_changes.ANNOUNCED` or
-        :func:`~mcp_sessions.server.delivery.waiting_changes.noting` before can wait until every
-        session has its event, or the store failed.
+        Returns at once. Who called :func:`noting` before, or has :data:`ANNOUNCED`, can wait until
+        every session has its event, or the store failed.
 
         Args:
             is_outside: Only listens outside of sessions get it. Those of this process have it.
@@ -92,12 +201,14 @@ class ChangeBroadcaster:
             self._bus.spawn(self._bus.try_send(change))
             return
         try:
-            waiting = self._waiting.keep(method, params)
+            waiting = self._keep(method, params)
         except (TypeError, ValueError, RecursionError):
             # The announcer does not wait, and other changes are sent.
             logger.exception("%s could not be sent to the sessions", method)
             return
-        note(waiting.number, waiting.outcome)
+        announced = ANNOUNCED.get()
+        if announced is not None:
+            announced.add(waiting.number, waiting.outcome)
         if self._fan_out is None or self._fan_out.done():
             # In a context of its own: it is no part of the request that came first.
             self._fan_out = asyncio.create_task(self._notify_everyone(), context=Context())
@@ -122,16 +233,96 @@ class ChangeBroadcaster:
         """
         fan_out, self._fan_out = self._fan_out, None
         if fan_out is not None:
-            if not self._waiting.is_away:
+            if self._away is None:
                 await asyncio.wait({fan_out}, timeout=_LAST_WORDS)
             await stopped(fan_out)
-        self._waiting.close()
+        for waiting in self._waiting:
+            waiting.settle(StoreUnavailable("the server stopped"))
+            self._lost[waiting.method] += 1
+        self._waiting.clear()
+        self._by_key.clear()
+        self._say_what_is_lost("the server stops")
+
+    # --- the queue ---------------------------------------------------------------------------
+
+    def _keep(self, method: str, params: Mapping[str, Any] | None) -> WaitingChange:
+        """A change that waits from now on, or the one that it is sent with; if there are too
+        many, one that is settled and does not wait.
+        """
+        key = coalescing_key(method, params, self._policy.coalescing)
+        if key is not None and len(self._waiting) >= EACH:
+            same = self._by_key.get(key)
+            if same is not None:
+                if self._away is not None:
+                    same.settle(self._away)
+                return same
+        number = next(self._numbers)
+        change = self._change(number, method, params, key)
+        outcome = asyncio.get_running_loop().create_future()
+        waiting = WaitingChange(number, method, params, change, outcome)
+        size = len(change.bare.before)
+        if len(self._waiting) >= KEPT or self._bytes + size > KEPT_BYTES:
+            self._lost[method] += 1
+            self._renews = True
+            waiting.settle(StoreUnavailable("too many changes wait to be stored"))
+            return waiting
+        self._waiting.append(waiting)
+        self._bytes += size
+        if key is not None:
+            self._by_key[key] = waiting
+        if self._away is not None:
+            waiting.settle(self._away)
+        return waiting
+
+    def _change(
+        self, number: int, method: str, params: Mapping[str, Any] | None, key: str | None
+    ) -> ServerChange:
+        is_update = method == method_names.RESOURCE_UPDATED
+        return ServerChange(
+            f"{self._name}.{number}",
+            self._clock(),
+            updated_uri(params) if is_update else None,
+            None if is_update else method_names.CHANGED_KIND.get(method),
+            EventTemplate(method, params, key),
+            plain_draft(notification_message(method, params), key),
+        )
+
+    def _first(self) -> WaitingChange:
+        """Return the next change. No later change coalesces with it."""
+        waiting = self._waiting[0]
+        key = waiting.change.event.key
+        if key is not None and self._by_key.get(key) is waiting:
+            del self._by_key[key]
+        return waiting
+
+    def _postpone(self, waiting: WaitingChange, failed: StoreUnavailable) -> None:
+        if self._away is None:
+            logger.warning(
+                "%s did not reach all sessions yet; the server keeps it until the store is back: "
+                "%s",
+                waiting.method, failed,
+            )  # fmt: skip
+        self._away = failed
+        for each in self._waiting:
+            each.settle(failed)
+        if waiting.is_served:
+            waiting.failures += 1
+            if waiting.failures % _BEHIND == 0:
+                self._waiting.rotate(-1)
+
+    def _say_what_is_lost(self, why: str) -> None:
+        if self._lost:
+            logger.error(
+                "changes were lost, and sessions miss them (%s): %s",
+                why, ", ".join(f"{count} x {method}" for method, count in self._lost.items()),
+            )  # fmt: skip
+        self._lost.clear()
 
     # --- sending -----------------------------------------------------------------------------
 
     async def _notify_everyone(self) -> None:
         backoff = Backoff(base=0.2, cap=5.0)
-        while self._waiting or self._waiting.need_renewal:
+        while self._waiting or self._renews:
             if not self._waiting:
                 try:
                     await self._renew_everyone()
@@ -139,11 +330,11 @@ class ChangeBroadcaster:
                 except StoreUnavailable:
                     await asyncio.sleep(backoff.failed(random.random()))
                 continue
-            waiting = self._waiting.first()
+            waiting = self._first()
             try:
                 await self._notify_sessions(waiting)
             except StoreUnavailable as failed:
-                self._waiting.postpone(waiting, failed)
+                self._postpone(waiting, failed)
                 await asyncio.sleep(backoff.failed(random.random()))
                 continue
             except Exception:
@@ -151,8 +342,10 @@ class ChangeBroadcaster:
                 # not silence the next, or whoever waits for it.
                 logger.exception("%s could not be sent to the sessions", waiting.method)
             backoff.progressed()
-            self._waiting.answered()
+            self._away = None
             self._waiting.remove(waiting)
+            self._bytes -= len(waiting.change.bare.before)
+            waiting.settle(None)
             # However many were announced at once, others run in between.
             await give_way()
 
@@ -179,8 +372,7 @@ class ChangeBroadcaster:
         while True:
             page = await self._store.audience(change, cursor)
             waiting.is_served = True
-            session_ids = [each for each in page.session_ids if each not in waiting.done]
-            failed = await self._notify_page(waiting, session_ids) or failed
+            failed = await self._notify_page(waiting, page.session_ids) or failed
             cursor = page.following
             if cursor is None:
                 break
@@ -204,9 +396,10 @@ class ChangeBroadcaster:
             begun = loop.time()
             free: list[SessionId] = []
             for session_id in dict.fromkeys(session_ids[start : start + step]):
-                # A wait for one session would delay all others.
-                is_busy = self._attachments.is_busy(session_id)
-                (waiting.busy if is_busy else free).append(session_id)
+                if session_id not in waiting.done:
+                    # A wait for one session would delay all others.
+                    is_busy = self._attachments.is_busy(session_id)
+                    (waiting.busy if is_busy else free).append(session_id)
             try:
                 await self._notify_some(waiting, free)
             except StoreUnavailable as away:
@@ -290,7 +483,7 @@ class ChangeBroadcaster:
             )
             waiting.unsure.difference_update(session_ids)
             waiting.done.update(session_ids)
-            self._waiting.answered()
+            self._away = None
             await self._publisher.hand_over(changes)
         finally:
             for lock in held:
@@ -302,9 +495,10 @@ class ChangeBroadcaster:
         Raises:
             StoreUnavailable: There are some left.
         """
-        self._waiting.begin_renewal()
+        self._say_what_is_lost("too many changes waited; every session has to resume")
+        self._renews = False
         loop = asyncio.get_running_loop()
-        everyone = self._waiting.change(0, method_names.TOOLS_CHANGED, None, None)
+        everyone = self._change(0, method_names.TOOLS_CHANGED, None, None)
         cursor = None
         try:
             while True:
@@ -320,29 +514,25 @@ class ChangeBroadcaster:
                 if cursor is None:
                     break
         except StoreUnavailable:
-            self._waiting.renewal_failed()
+            self._renews = True
             raise
         self._renewed.clear()
 
     async def notify_sessionless(self, method: str, params: Mapping[str, Any] | None) -> None:
-        audience = self._sessionless_audience(method, params)
+        if method == method_names.RESOURCE_UPDATED:
+            audience = self._connections.sessionless_subscribers(updated_uri(params))
+        else:
+            audience = [
+                connection
+                for connection in self._connections.all()
+                if connection.transport_session is None
+                and connection.peer.initialize_params is not None
+                and not connection.peer.modern
+                and not connection.attached
+            ]
         if not audience:
             return
         key = coalescing_key(method, params, self._policy.coalescing)
         draft = plain_draft(notification_message(method, params), key)
         for connection in audience:
             await connection.send(draft)
-
-    def _sessionless_audience(
-        self, method: str, params: Mapping[str, Any] | None
-    ) -> list[ClientConnection]:
-        if method == method_names.RESOURCE_UPDATED:
-            return self._connections.sessionless_subscribers(updated_uri(params))
-        return [
-            connection
-            for connection in self._connections.all()
-            if connection.transport_session is None
-            and connection.peer.initialize_params is not None
-            and not connection.peer.modern
-            and not connection.attached
-        ]

@@ -122,7 +122,7 @@ class Publisher:
                 attached.setdefault(each.attachment.connection_id, []).append(each)
         if attached:
             # One connection after the other would be one round trip after the other.
-            await asyncio.gather(*(self._hand_over_all(some) for some in attached.values()))
+            await asyncio.gather(*map(self._hand_over_all, attached.values()))
 
     async def _hand_over_all(self, changes: Sequence[AppendedChange]) -> None:
         for session_id, _, event, attachment, _ in changes:

@@ -31,8 +31,8 @@ from mcp_sessions.server.calls.detached import IN_BACKGROUND
 from mcp_sessions.server.calls.shares import share_of
 from mcp_sessions.server.calls.table import Call, Outcome
 from mcp_sessions.server.connection.connection import Inbound
+from mcp_sessions.server.delivery.broadcaster import ANNOUNCED, Announced
 from mcp_sessions.server.delivery.questions import check_may_ask
-from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
 from mcp_sessions.server.reporting.loggable import loggable_name
 from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
 from mcp_sessions.server.requests.open_questions import OpenQuestions

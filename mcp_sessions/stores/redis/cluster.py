@@ -61,12 +61,14 @@ class ClusterLink:
         slot = _slot_of(args)
         if self._is_stale:
             await self.learn()
-        node, asks = self._owner(slot), False
+        at = bisect_right(self._starts, slot if slot is not None else 0) - 1
+        node, asks = self._owners[at], False
         for _ in range(_REDIRECTS):
             try:
                 if asks:
                     return await self._ask(node, args)
-                return await self._link(node).call(*args)
+                link = self._links.get(node) or self._link(node)
+                return await link.call(*args)
             except ResponseError as refused:
                 match _kind(refused):
                     case "MOVED":
@@ -114,10 +116,6 @@ class ClusterLink:
             if isinstance(outcome, BaseException):
                 raise outcome
         return answered
-
-    def _owner(self, slot: int | None) -> Node:
-        at = bisect_right(self._starts, slot if slot is not None else 0) - 1
-        return self._owners[at]
 
     def _link(self, node: Node) -> RedisLink:
         link = self._links.get(node)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import logging
 import math
@@ -24,10 +25,8 @@ from mcp_sessions.stores.redis.record_codec import (
     Peers,
     ScriptAnswer,
     UnreadableRecord,
-    encoded,
     pair_of,
     record_of,
-    tag_of,
 )
 from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
 from mcp_sessions.stores.redis.refusals import kind_of, unavailable
@@ -49,11 +48,22 @@ MARGIN = 900
 """Seconds that a key lives on after its session's deadline; ``lua/session.lua`` has it too."""
 
 
+def tag_of(name: str) -> str:
+    """Return the tag of a name (a session id, a URI) in a key.
+
+    Keys turn up in monitors, slow logs and listings of backups, and must hold no credential.
+    """
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+
+
 class Commands:
     def __init__(self, link: RedisLink, namespace: str, clock: Callable[[], float]) -> None:
         self._link: RedisLink | ClusterLink = link
         self._namespace = namespace
         self._policy = SessionPolicy()
+        self._window: tuple[Value, ...] = ()
+        """The bounds of a log, as the scripts take them."""
+
         self._idle_times = idle_times(self._policy)
         self._subscriptions = KnownSubscriptions()
         self._peers = Peers()
@@ -61,11 +71,6 @@ class Commands:
         self._all = f"{{{namespace}}}:all"
 
     # --- one session ---------------------------------------------------------------------
-
-    @property
-    def _window(self) -> tuple[Value, ...]:
-        policy = self._policy
-        return policy.max_events, policy.max_bytes, repr(policy.max_age)
 
     @property
     def _list_lifetime(self) -> int:
@@ -87,7 +92,8 @@ class Commands:
         return f"{self._namespace}:{{{tag}}}"
 
     def _key(self, session_id: SessionId) -> str:
-        return self._key_of(tag_of(session_id))
+        # As _key_of, which would be one call more for each request.
+        return f"{self._namespace}:{{{tag_of(session_id)}}}"
 
     def _owned(self, owner: bytes) -> str:
         return f"{{{self._namespace}}}:of:{tag_of(owner.decode())[:16]}"
@@ -122,7 +128,9 @@ class Commands:
 
     async def _run(self, script: Script, keys: Sequence[str], *args: Value) -> ScriptAnswer:
         # A peer's text may be none in UTF-8; then it is unknown here as any other.
-        args = tuple(encoded(arg) if isinstance(arg, str) else arg for arg in args)
+        args = tuple(
+            [arg.encode("utf-8", "surrogatepass") if isinstance(arg, str) else arg for arg in args]
+        )
         try:
             try:
                 return await self._link.call("EVALSHA", script.sha, len(keys), *keys, *args)

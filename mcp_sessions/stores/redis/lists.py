@@ -17,8 +17,8 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.commands import MARGIN, all_of
-from mcp_sessions.stores.redis.record_codec import decoded, tag_of, tokens_of
+from mcp_sessions.stores.redis.commands import MARGIN, all_of, tag_of
+from mcp_sessions.stores.redis.record_codec import decoded, tokens_of
 from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
 from mcp_sessions.stores.redis.redis_ends import EndsInRedis
 from mcp_sessions.stores.redis.scripts import Script
@@ -196,6 +196,10 @@ def is_entry(member: bytes) -> bool:
 def is_token(token: bytes) -> bool:
     """Whether it is a subscription's token: when it was made, a random part, its session."""
     return _TOKEN.fullmatch(token) is not None
+
+
+def session_in(token: bytes) -> SessionId:
+    return SessionId(token.decode().partition(" ")[2])
 
 
 def tag_in(member: bytes) -> str:

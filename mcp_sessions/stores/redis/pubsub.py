@@ -65,6 +65,10 @@ class RedisExchange:
 
     def __post_init__(self) -> None:
         self._process = ""
+        self._everyone = f"{self._namespace}:to-all"
+        self._own: set[bytes] = set()
+        """The channels of messages to this process."""
+
         self._listener: ExchangeListener | None = None
         self._connection: Connection | None = None
         self._background = Background()
@@ -88,6 +92,7 @@ class RedisExchange:
 
     async def join(self, process: str, listener: ExchangeListener) -> None:
         self._process, self._listener = process, listener
+        self._own = {self._inbox(process).encode(), self._everyone.encode()}
         await self._connect()
         await self._beat()
         self._background.loop("listening to other replicas", self._listen)
@@ -197,7 +202,8 @@ class RedisExchange:
                     await self._connect()
                     self._report_gap()
                 else:
-                    await self._read(connection)
+                    while connection is self._connection:
+                        await self._read_one(connection)
                 backoff.progressed()
             except StoreUnavailable:
                 self._unsettle()
@@ -213,8 +219,7 @@ class RedisExchange:
         connection = await connected(self._make, self._link.timeout)
         self._connection = connection
         self._last_sign = asyncio.get_running_loop().time()
-        own = {self._inbox(self._process).encode(), self._everyone.encode()}
-        channels = [*own, *self._watched]
+        channels = [*self._own, *self._watched]
         try:
             for start in range(0, len(channels), _BATCH):
                 batch = channels[start : start + _BATCH]
@@ -223,7 +228,7 @@ class RedisExchange:
                     # A channel that is no longer watched need not be confirmed.
                     while any(
                         channel not in self._confirmed
-                        and (channel in own or channel in self._watched)
+                        and (channel in self._own or channel in self._watched)
                         for channel in batch
                     ):
                         await self._read_one(connection)
@@ -267,10 +272,6 @@ class RedisExchange:
             if outcome is not None:
                 raise outcome
 
-    async def _read(self, connection: Connection) -> None:
-        while connection is self._connection:
-            await self._read_one(connection)
-
     async def _read_one(self, connection: Connection) -> None:
         try:
             answer = await connection.read_response(disable_decoding=True)
@@ -309,7 +310,7 @@ class RedisExchange:
             watched = self._watched.get(channel)
             if watched is not None:
                 listener.on_event(*watched, *published_event(body))
-            elif channel in (self._inbox(self._process).encode(), self._everyone.encode()):
+            elif channel in self._own:
                 sender, _, message = body.partition(b"\n")
                 if sender != self._process.encode():
                     listener.on_message(message)
@@ -326,10 +327,6 @@ class RedisExchange:
             logger.exception("a gap could not be handled")
 
     # --- names and commands --------------------------------------------------------------
-
-    @property
-    def _everyone(self) -> str:
-        return f"{self._namespace}:to-all"
 
     def _inbox(self, process: str) -> str:
         return f"{self._namespace}:to:{process}"

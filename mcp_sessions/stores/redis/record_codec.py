@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import OrderedDict
@@ -31,7 +30,6 @@ from mcp_sessions.stores.records import (
     SessionClient,
     SessionRecord,
     StoredState,
-    attachment_of,
 )
 
 _MODES = {mode.value.encode(): mode for mode in Mode}
@@ -65,14 +63,6 @@ def encoded(text: str) -> bytes:
 
 def decoded(text: bytes) -> str:
     return text.decode("utf-8", "surrogatepass")
-
-
-def tag_of(name: str) -> str:
-    """Return the tag of a name (a session id, a URI) in a key.
-
-    Keys turn up in monitors, slow logs and listings of backups, and must hold no credential.
-    """
-    return hashlib.sha256(encoded(name)).hexdigest()[:40]
 
 
 def owner_of(principal: Principal) -> bytes:
@@ -299,8 +289,9 @@ def principal_of(owner: bytes, maker: bytes) -> Principal:
 
 
 def stored_attachment(connection: bytes | None, fence: bytes) -> Attachment | None:
-    connection_id = ConnectionId(decoded(connection)) if connection is not None else None
-    return attachment_of(connection_id, FencingEpoch(int(fence)))
+    if connection is None:
+        return None
+    return Attachment(ConnectionId(decoded(connection)), FencingEpoch(int(fence)))
 
 
 def _stored_event(
@@ -311,17 +302,26 @@ def _stored_event(
     key: bytes | None,
     origin: bytes | None,
 ) -> LoggedEvent:
-    text, source = (decoded(each) if each is not None else None for each in (key, origin))
-    return event_of(epoch, int(number), payload, float(at), text, source)
+    text = decoded(key) if key is not None else None
+    source = decoded(origin) if origin is not None else None
+    return event_at(Position(epoch, int(number)), payload, float(at), text, source)
 
 
-def event_of(
-    log_epoch: LogEpoch, number: int, payload: bytes, at: float, key: str | None, origin: str | None
+def event_at(
+    place: Position,
+    payload: bytes,
+    at: float,
+    key: str | None,
+    origin: str | None,
+    event_id: SessionEventId | None = None,
 ) -> LoggedEvent:
+    """Args:
+    place: The event is the last one before this position.
+    event_id: Its id, if the caller has it.
+    """
     source = SessionId(origin) if origin is not None else None
-    event_id = Position(log_epoch, number).event_id()
     own = (source, key) if key is not None else None
-    return LoggedEvent(event_id, number, payload, at, own, source)
+    return LoggedEvent(event_id or place.event_id(), place.number, payload, at, own, source)
 
 
 def events_of(log_epoch: LogEpoch, entries: Iterable[Sequence[Any]]) -> tuple[LoggedEvent, ...]:

@@ -20,13 +20,12 @@ from mcp_sessions.stores.record_changes import (
 )
 from mcp_sessions.stores.records import Data, SessionRecord
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.commands import each_of, known_to_script
+from mcp_sessions.stores.redis.commands import each_of, known_to_script, tag_of
 from mcp_sessions.stores.redis.lists import Lists, is_old_token, is_token
 from mcp_sessions.stores.redis.record_codec import (
     encoded,
     packed,
     pair_of,
-    tag_of,
     tokens_of,
     unpacked,
 )

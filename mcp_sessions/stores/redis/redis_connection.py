@@ -128,25 +128,22 @@ class Writes:
     """
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        """Those that are not done."""
 
     def begin(self, connection: Connection, packed: list[bytes]) -> asyncio.Task[None]:
         """Write a command after those that were begun before."""
         task = asyncio.get_running_loop().create_task(_written(connection, packed))
-        self._tasks.add(task)
+        self.tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
-    @property
-    def any(self) -> bool:
-        return bool(self._tasks)
-
     def abandon(self) -> None:
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self.tasks.discard(task)
         if not task.cancelled():
             # The caller that still waits gets an error. Here it is only retrieved.
             task.exception()
@@ -210,7 +207,7 @@ class RedisLink:
         self._unanswered += size
         if self._watch is None:
             self._watch = loop.call_later(self.timeout, self._look)
-        if self._unanswered > _AT_ONCE or self._writes.any:
+        if self._unanswered > _AT_ONCE or self._writes.tasks:
             # The peer may take its time, and the caller may be cancelled meanwhile (rule 4).
             writing = self._writes.begin(connection, packed)
             writing.add_done_callback(lambda done: self._written(connection, done))

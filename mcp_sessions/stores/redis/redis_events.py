@@ -30,12 +30,11 @@ from mcp_sessions.stores.records import (
     StreamHead,
 )
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.lists import PAGE, Lists, is_entry, is_token, tag_in
+from mcp_sessions.stores.redis.lists import PAGE, Lists, is_entry, is_token, session_in, tag_in
 from mcp_sessions.stores.redis.record_codec import (
     ScriptAnswer,
     decoded,
-    encoded,
-    event_of,
+    event_at,
     events_of,
     stored_attachment,
     unpacked,
@@ -52,7 +51,7 @@ class EventsInRedis(Lists):
         now = await self._clock.at(now)
         optional = (
             draft.after,
-            encoded(draft.key) if draft.key is not None else None,
+            draft.key,
             draft.origin,
             draft.name,
         )
@@ -72,9 +71,8 @@ class EventsInRedis(Lists):
         if answer is None:
             return None
         epoch, number, payload, connection, fence, replaced = answer
-        event = event_of(
-            LogEpoch(epoch.decode()), int(number), payload, now, draft.key, draft.origin
-        )
+        place = Position(LogEpoch(epoch.decode()), int(number))
+        event = event_at(place, payload, now, draft.key, draft.origin)
         return Appended(event, stored_attachment(connection, fence), bool(replaced))
 
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
@@ -87,18 +85,15 @@ class EventsInRedis(Lists):
             key = self._subscribers_key(change.uri)
             following, flat = await self._command("HSCAN", key, cursor, "COUNT", PAGE)
             # In a token, the session follows the time.
-            tokens = [token for token in flat[1::2] if is_token(token)]
-            found = [token.decode().partition(" ")[2] for token in tokens]
+            found = [session_in(token) for token in flat[1::2] if is_token(token)]
         else:
             following, flat = await self._command("ZSCAN", self._all, cursor, "COUNT", PAGE)
             entries = [member for member in flat[::2] if is_entry(member)]
             ids = await self._on_each(
                 scripts.IDS, [self._key_of(tag_in(member)) for member in entries]
             )
-            found = [name.decode("utf-8", "replace") for name in ids if name is not None]
-        return Audience(
-            [SessionId(name) for name in found], following.decode() if following != b"0" else None
-        )
+            found = [SessionId(name.decode("utf-8", "replace")) for name in ids if name is not None]
+        return Audience(found, following.decode() if following != b"0" else None)
 
     async def append_change(
         self,
@@ -117,11 +112,11 @@ class EventsInRedis(Lists):
             *self._window,
             change.id,
             repr(change.at) if again else "",
-            encoded(change.uri or ""),
+            change.uri or "",
             change.listed or "",
             *change.event.parts,
             change.bare.before,
-            encoded(key) if key is not None else b"",
+            key if key is not None else b"",
             int(key is not None),
         )
         changes: list[AppendedChange] = []
@@ -229,22 +224,22 @@ class EventsInRedis(Lists):
             scripts.RELAY,
             origin,
             fencing_epoch,
-            event.position.log_epoch,
+            event.event_id.partition("-")[0],
             event.number,
             int(skips),
             repr(now),
             mint_log_epoch(),
             *self._window,
             event.payload,
-            encoded(key) if key is not None else b"",
+            key if key is not None else b"",
             int(key is not None),
         )
         if answer is None:
             return Relayed()
-        epoch, number = LogEpoch(answer[1].decode()), int(answer[2])
+        place = Position(LogEpoch(answer[1].decode()), int(answer[2]))
         if answer[0] == b"missing":
-            return Relayed(missing_after=Position(epoch, number))
-        return Relayed(event_of(epoch, number, event.payload, now, key, origin))
+            return Relayed(missing_after=place)
+        return Relayed(event_at(place, event.payload, now, key, origin))
 
     async def attach(
         self,
@@ -295,14 +290,15 @@ def _appended_of(
     session_id: SessionId, change: ServerChange, now: float, answer: Sequence[Any]
 ) -> AppendedChange:
     _, stream, epoch, number, connection, fence, replaced = answer
-    position = Position(LogEpoch(epoch.decode()), int(number))
+    place = Position(LogEpoch(epoch.decode()), int(number))
+    event_id = place.event_id()
     mode = Mode.PROTOCOL if stream == b"events" else Mode.TRANSPORT
     name, draft = change.draft_for(mode, session_id)
-    payload = draft.encode(position.event_id())
+    payload = draft.encode(event_id)
     return AppendedChange(
         session_id,
         name,
-        event_of(position.log_epoch, position.number, payload, now, draft.key, None),
+        event_at(place, payload, now, draft.key, None, event_id),
         stored_attachment(connection, fence),
         bool(replaced),
     )

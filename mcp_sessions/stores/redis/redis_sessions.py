@@ -13,7 +13,7 @@ from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.limits import check_peer, most_of_one
 from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionRecord
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, known_to_script
+from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, known_to_script, tag_of
 from mcp_sessions.stores.redis.lists import SAMPLE, is_entry, is_old, tag_in
 from mcp_sessions.stores.redis.record_codec import (
     NOTHING,
@@ -26,7 +26,6 @@ from mcp_sessions.stores.redis.record_codec import (
     owner_of,
     packed,
     pair_of,
-    tag_of,
     unpacked,
 )
 from mcp_sessions.stores.redis.redis_connection import RedisLink, Value

@@ -160,6 +160,7 @@ class RedisStore(Mended):
             ConfigurationError: It is too old.
         """
         self._policy = policy
+        self._window = (policy.max_events, policy.max_bytes, repr(policy.max_age))
         self._idle_times = idle_times(policy)
         answer = await self._command("INFO")
         about = dict(

@@ -15,9 +15,9 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.commands import AT_ONCE, each_of
+from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, tag_of
 from mcp_sessions.stores.redis.lists import Lists, tag_in
-from mcp_sessions.stores.redis.record_codec import of_kind, owner_of, tag_of
+from mcp_sessions.stores.redis.record_codec import of_kind, owner_of
 from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
 
 OF_CONVERSATION = b".c"

@@ -50,20 +50,18 @@ class SharedClock:
         Raises:
             StoreUnavailable: It had to be asked, and did not answer.
         """
-        if not self._is_fresh():
+        compared = self._compared
+        # A process that was stopped, a machine that slept, a clock that was set.
+        if (
+            compared is None
+            or (passed := self._steady() - compared[1]) >= FRESH
+            or abs(self._wall() - compared[0] - passed) >= _JUMP
+        ):
             await self._compare()
         return now - self._ahead
 
     async def now(self) -> float:
         return await self.at(self._wall())
-
-    def _is_fresh(self) -> bool:
-        if self._compared is None:
-            return False
-        wall, steady = self._compared
-        passed = self._steady() - steady
-        # A process that was stopped, a machine that slept, a clock that was set.
-        return passed < FRESH and abs(self._wall() - wall - passed) < _JUMP
 
     async def _compare(self) -> None:
         before, steady = self._wall(), self._steady()

@@ -87,7 +87,9 @@ class EventsInFile(ServedFile):
             ]
             return [each for each in changes if each is not None]
 
-        return await self._writer.call(work, short=change.size * len(session_ids) <= SMALL)
+        return await self._writer.call(
+            work, short=len(change.bare.before) * len(session_ids) <= SMALL
+        )
 
     def _append_change(
         self, tx: Transaction, row: Sequence[Any], change: ServerChange, now: float, again: bool

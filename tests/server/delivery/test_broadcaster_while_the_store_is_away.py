@@ -13,7 +13,7 @@ from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import EXTENSION
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import EVENTS, GET_STREAM, Position, SessionId
-from mcp_sessions.server.delivery import waiting_changes
+from mcp_sessions.server.delivery import broadcaster
 from mcp_sessions.stores.contract import CHANGES_AT_ONCE, SessionStore
 from tests.support.raw import Json, in_session
 from tests.support.replicas import Backplane, SharedStore, cluster
@@ -247,8 +247,8 @@ async def test_what_is_kept_is_bounded_and_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In number: changes of one key are one, and who announces one too many receives it."""
-    monkeypatch.setattr(waiting_changes, "EACH", 2)
-    monkeypatch.setattr(waiting_changes, "KEPT", 4)
+    monkeypatch.setattr(broadcaster, "EACH", 2)
+    monkeypatch.setattr(broadcaster, "KEPT", 4)
     async with shared() as s:
         [started] = await s.subscribers(1)
         client = await s.world.connected(capabilities={"extensions": {EXTENSION: {}}})

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mcp_sessions.ids import ConnectionId, LogEpoch, SessionId
 from mcp_sessions.stores.records import Peer
+from mcp_sessions.stores.redis.commands import tag_of
 from mcp_sessions.stores.redis.record_codec import (
     KnownSubscriptions,
     Peers,
@@ -15,7 +16,6 @@ from mcp_sessions.stores.redis.record_codec import (
     encoded,
     packed,
     published_event,
-    tag_of,
     unpacked,
 )
 
