@@ -152,22 +152,20 @@ def decode(text: bytes) -> tuple[str, ReplicaMessage] | None:
     try:
         # A child's answer passes unchanged.
         members = json_rpc.decode_with_surrogates(text)
-    except ValueError as failed:
-        raise MalformedMessage("no JSON") from failed
-    match members:
-        case {"v": int(version), "kind": str(kind)}:
-            message = KINDS.get(kind)
-        case _:
-            raise MalformedMessage("neither version nor kind")
+        version, kind = members["v"], members["kind"]
+    except (ValueError, TypeError, LookupError) as failed:
+        raise MalformedMessage("no JSON, or no version, or no kind") from failed
+    if not isinstance(version, int) or not isinstance(kind, str):
+        raise MalformedMessage("no JSON, or no version, or no kind")
     if version != VERSION:
         raise OtherVersion(str(members.get("from")), version)
+    message = KINDS.get(kind)
     if message is None:
         return None
-    sender = members.get("from")
-    if not isinstance(sender, str):
+    if not isinstance(members.get("from"), str):
         raise _wrong("from")
     try:
-        return sender, message(**_values(members, message))
+        return members["from"], message(**_values(members, message))
     except _UnknownRequest:
         return None
 
@@ -178,14 +176,11 @@ def _values(members: Mapping[str, Any], message: type[Any]) -> dict[str, Any]:
         name = member.wire_name
         if member.type in _PARTS:
             values[member.name] = member.type(**_values(members, member.type))
-        elif name not in members:
-            if member.is_required:
-                raise _wrong(name)
-        elif not member.classes:
+        elif name in members and not member.classes:
             values[member.name] = _read_special(members[name], name, member.type)
-        elif isinstance(members[name], member.classes):
+        elif name in members and isinstance(members[name], member.classes):
             values[member.name] = members[name]
-        else:
+        elif name in members or member.is_required:
             raise _wrong(name)
     return values
 
@@ -219,9 +214,9 @@ def _read_special(value: Any, name: str, kind: Any) -> Any:
             return Detached(value)
         else:
             request = REQUESTS.get(value["kind"])
-            if request is None:
-                raise _UnknownRequest
-            return request(**_values(value, request))
+            if request is not None:
+                return request(**_values(value, request))
+            raise _UnknownRequest
     except (KeyError, TypeError, ValueError):
         pass
     raise _wrong(name)
