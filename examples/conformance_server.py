@@ -35,7 +35,14 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
 from pydantic import AnyHttpUrl, BaseModel
 
-from mcp_sessions import Conversations, SessionHandle, SessionLayer, SessionPolicy, current_session
+from mcp_sessions import (
+    Conversations,
+    SessionHandle,
+    SessionLayer,
+    SessionPolicy,
+    TaskPolicy,
+    current_session,
+)
 
 HELD_AT_MOST = 10.0
 """Seconds that ``hold`` waits for its ``release``."""
@@ -107,6 +114,8 @@ layer = SessionLayer(
     policy=BRIEF if KIND == "brief" else POLICY,
     store=None if KIND == "stateless" else "memory://",
     conversations=Conversations(handle={"counter"}) if BINDS else None,
+    # Only for clients that declare tasks: ``mcp-sessions conformance --tasks``.
+    tasks=None if KIND == "stateless" else TaskPolicy(always={"hold"}),
 )
 layer.require_session(tools=["members_only"])
 

@@ -129,7 +129,7 @@ class Assembly:
             delivery.questions,
             self.policy,
             process=environment.process,
-            tasks=Tasks(environment, tasks) if tasks is not None else None,
+            tasks=Tasks(environment, tasks, self.publisher.publish) if tasks is not None else None,
         )
         self.transport_sessions = TransportSessions(
             environment,

@@ -91,5 +91,5 @@ CHANGES: Final = frozenset({RESOURCE_UPDATED, *CHANGED_KIND})
 ROOTS_CHANGED: Final = "notifications/roots/list_changed"
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 ELICITED: Final = "notifications/elicitation/complete"
-TASK_STATUS: Final = "notifications/tasks/status"
+TASK_CHANGED: Final = "notifications/tasks"
 DETACHED: Final = "notifications/sessions/detached"

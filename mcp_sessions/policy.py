@@ -13,6 +13,7 @@ COALESCED_BY_DEFAULT: Mapping[str, str | None] = {
     method_names.TOOLS_CHANGED: None,
     method_names.PROMPTS_CHANGED: None,
     method_names.RESOURCES_CHANGED: None,
+    method_names.TASK_CHANGED: "taskId",
 }
 """Method → the member of ``params`` that is its key, or None: keyed by method alone."""
 

@@ -74,6 +74,7 @@ BOUND: Stage = (
     "If it binds conversations: sessions for hosts that start none",
     "CNV1-13 CNV15",
 )
+TASKS: Stage = ("In the modern era, if it has tasks", "TSK1-6")
 
 HTTP_HANDSHAKE: list[Stage] = [
     (DOOR[0], DOOR[1] + " HTP1"),
@@ -118,6 +119,7 @@ HTTP_MODERN: list[Stage] = [
     ("Questions of the server to its client: none", "ASK4"),
     LIMITS,
     BOUND,
+    TASKS,
 ]
 WEBSOCKET: list[Stage] = [
     ("The upgrade", "WSS1 WSS2 WSS6-9 WSS16 WSS18 SEC9 SES8 SES9 SEC1"),
@@ -137,6 +139,7 @@ WEBSOCKET: list[Stage] = [
     QUESTIONS,
     (LIMITS[0], LIMITS[1] + " WSS17"),
     BOUND,
+    TASKS,
 ]
 STDIO: list[Stage] = [
     ("The pipes", "STD1 STD2 STD4 SEC1"),
@@ -156,6 +159,7 @@ STDIO: list[Stage] = [
     QUESTIONS,
     LIMITS,
     BOUND,
+    TASKS,
 ]
 WITHOUT_STORE: list[Stage] = [
     DISCOVERY,

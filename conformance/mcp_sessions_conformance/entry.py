@@ -54,7 +54,7 @@ async def test_server(
     transports: Sequence[str] = (),
     eras: Sequence[str] = (),
     only: Sequence[str] = (),
-    conversations: bool = False,
+    optional: Sequence[str] = (),
     token: str | None = None,
     other_token: str | None = None,
     weak_token: str | None = None,
@@ -67,8 +67,8 @@ async def test_server(
 
     Args:
         only: Ids of vectors, or of clauses.
-        conversations: The server binds conversations, by ``openai/session`` and ``threadId`` of
-            ``_meta``: play what is about them, too.
+        optional: Play what is about these, too. ``conversations``: the server binds conversations,
+            by ``openai/session`` and ``threadId`` of ``_meta``. ``tasks``: it has tasks.
         wait: Seconds that any one answer may take.
         give_up: See `Limits`.
         progress: Gets each outcome.
@@ -84,7 +84,7 @@ async def test_server(
             raise BadInput("a bearer token is of visible ASCII characters, without a space")
     try:
         parsed = [parse_target(text) for text in targets]
-        vectors = [*load_vectors(), *(load_optional_vectors() if conversations else ())]
+        vectors = [*load_vectors(), *load_optional_vectors(*optional)]
     except (BadTarget, BadVectors) as error:
         raise BadInput(str(error)) from error
     _known("suite", suites, {vector.suite for vector in vectors})

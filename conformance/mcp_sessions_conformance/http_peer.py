@@ -26,6 +26,9 @@ NAMED_BY: Mapping[str, str] = {
     "tools/call": "name",
     "prompts/get": "name",
     "resources/read": "uri",
+    "tasks/get": "taskId",
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
 }
 """Maps a method to the member of ``params`` that the modern header ``Mcp-Name`` repeats."""
 

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -172,16 +172,26 @@ def _vectors_of(files: Iterable[tuple[str, Json]]) -> list[Vector]:
     return vectors
 
 
-def load_optional_vectors(*, checked: bool = False) -> list[Vector]:
-    """Those about what a server may leave out and does not say that it has: conversations.
+OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "conversations": ("conversations", "handles"),
+    "tasks": ("tasks",),
+}
+"""What a server may leave out → the suites about it."""
+
+
+def load_optional_vectors(*features: str, checked: bool = False) -> list[Vector]:
+    """Those about what a server may leave out, and which no feature of this extension says.
 
     Args:
+        features: Of `OPTIONAL`.
         checked: Against the schema, which takes time.
 
     Raises:
         BadVectors: A file is not what the schema asks for, or an id is there twice.
     """
-    return _vectors_of(_files(vectors_directory() / "optional", "vectors", checked=checked))
+    wanted = {suite for feature in features for suite in OPTIONAL[feature]}
+    files = _files(vectors_directory() / "optional", "vectors", checked=checked)
+    return _vectors_of((suite, body) for suite, body in files if suite in wanted)
 
 
 def load_duties(directory: Path | None = None) -> list[Duty]:

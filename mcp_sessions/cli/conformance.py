@@ -81,7 +81,9 @@ def main(arguments: Sequence[str]) -> int:
                     transports=options.transport,
                     eras=options.era,
                     only=options.only,
-                    conversations=options.conversations,
+                    optional=[
+                        each for each in ("conversations", "tasks") if getattr(options, each)
+                    ],
                     # Shells and CI systems set a variable to the empty text if there is no token.
                     token=os.environ.get(TOKEN) or None,
                     other_token=os.environ.get(OTHER_TOKEN) or None,
@@ -180,6 +182,7 @@ Exit status: 0 if every MUST holds, 1 if not, 2 for wrong arguments.""",
     )
     what.add("--only ID", "only this vector, duty or clause *", action="append", default=[])
     what.add("--conversations", "play the vectors about conversations, too")
+    what.add("--tasks", "play the vectors about tasks, too")
     run = parser.group("run and outcome")
     run.add("--json FILE", "write the outcome to FILE as well")
     run.add("--timeout S", "time for any one answer (%(default)g)", types.seconds, default=5.0)

@@ -9,6 +9,8 @@ It stands between the application and the client that resumes. Rules, owned by
 3. A poll without an answer is sent again: it changes nothing. A task that the server does not know
    any more has an unknown outcome (-31012).
 4. A call that the application cancels cancels its task.
+5. What the session's log says of a task ends the wait for the next poll. Only an application that
+   declares the extension itself gets that message.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ class _Call:
     """None: it is a call still."""
 
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    changed: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -85,7 +88,7 @@ class TaskCalls:
         self._sent: dict[RequestId, _Sent] = {}
         self._numbers = 0
         self._discovering: RequestId | None = None
-        self._server_has_tasks = False
+        self._server_has_tasks = self._application_has_tasks = False
 
     # --- from the application ----------------------------------------------------------------
 
@@ -96,7 +99,9 @@ class TaskCalls:
                 self._discovering = message["id"]
             case method_names.CALL_TOOL if self._server_has_tasks:
                 envelope = _declaring(message)
-                if envelope is not None:
+                if envelope is None:
+                    self._application_has_tasks |= _has_tasks(message)
+                else:
                     call = _Call(envelope)
                     self._calls[message["id"]] = call
                     state: object = params.get("requestState")
@@ -120,6 +125,12 @@ class TaskCalls:
 
     async def receive(self, message: Json) -> None:
         request_id: Any = message.get("id")
+        if message.get("method") == method_names.TASK_CHANGED and not self._application_has_tasks:
+            task_id = members_of(message.get("params")).get("taskId")
+            for call in self._calls.values():
+                if call.task_id == task_id:
+                    call.changed.set()
+            return
         if "method" in message or request_id is None:
             await self._deliver(message)
             return
@@ -154,7 +165,9 @@ class TaskCalls:
     async def _poll(self, request_id: RequestId, call: _Call, shown: Mapping[str, Any]) -> None:
         while True:
             # What answers a call with a task tells no outcome yet.
-            await anyio.sleep(_pause(shown))
+            with anyio.move_on_after(_pause(shown)):
+                await call.changed.wait()
+            call.changed = anyio.Event()
             answer = await self._ask(call, method_names.GET_TASK, {})
             if "error" in answer:
                 outcome: Json | None = {"error": wire_error(OutcomeUnknown())}
@@ -196,6 +209,10 @@ class TaskCalls:
         return sent.answer
 
 
+def _has_tasks(message: Json) -> bool:
+    return declares_tasks(members_of(meta_of(message.get("params")).get(CLIENT_CAPABILITIES_META)))
+
+
 def _declaring(message: Json) -> Envelope | None:
     """Return the envelope of a call, with the extension declared. None: the application declares it
     itself, or the call is of the handshake era.
@@ -203,7 +220,7 @@ def _declaring(message: Json) -> Envelope | None:
     meta = meta_of(message.get("params"))
     version: object = meta.get(PROTOCOL_VERSION_META)
     capabilities = members_of(meta.get(CLIENT_CAPABILITIES_META))
-    if not isinstance(version, str) or declares_tasks(capabilities):
+    if not isinstance(version, str) or _has_tasks(message):
         return None
     extensions: Json = {**members_of(capabilities.get("extensions")), EXTENSION: {}}
     members = {name: meta[name] for name in ENVELOPE if name in meta}

@@ -5,7 +5,7 @@ Each event of a listen carries the id of its request. The request's answer comes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mcp_sessions import method_names
@@ -29,7 +29,13 @@ _SESSION_KEY = b'"' + SESSION_META.encode() + b'":'
 
 
 class Filter:
-    def __init__(self, params: Mapping[str, Any]) -> None:
+    def __init__(self, params: Mapping[str, Any], task_ids: Sequence[str] = ()) -> None:
+        """Read a listen's filter.
+
+        Args:
+            task_ids: The tasks that the listen names, and that are reported on it.
+        """
+        self._task_ids = task_ids
         wanted: Mapping[str, Any] = params.get("notifications") or {}
         self._uri_list: list[str] = list(wanted.get("resourceSubscriptions") or ())
         self.uris = frozenset(self._uri_list)
@@ -39,6 +45,8 @@ class Filter:
         honored: dict[str, Any] = {flag: True for name, flag in FLAGS.items() if name in self.lists}
         if self._uri_list:
             honored["resourceSubscriptions"] = self._uri_list
+        if self._task_ids:
+            honored["taskIds"] = self._task_ids
         return honored
 
     def admits(self, event: LoggedEvent) -> bool:

@@ -80,12 +80,21 @@ class TaskRecord:
 
     result: Json | None = None
     error: Json | None = None
+    session: str | None = None
+    """The session whose log has its changes. None: no log has them."""
+
     is_of_server: bool = False
     """It is a task of the wrapped server's own: no more of it is stored than whose it is."""
 
     @classmethod
     def new(
-        cls, principal: Principal, *, runner: str, now: float, poll_interval: float
+        cls,
+        principal: Principal,
+        *,
+        runner: str,
+        now: float,
+        poll_interval: float,
+        session: str | None = None,
     ) -> TaskRecord:
         return cls(
             owner=owner_of(principal),
@@ -94,6 +103,7 @@ class TaskRecord:
             created_at=now,
             updated_at=now,
             poll_interval=poll_interval,
+            session=session,
         )
 
     @classmethod
@@ -199,7 +209,7 @@ class TaskRecord:
         return {**shown, "statusMessage": self.message} if self.message else shown
 
     def shown_whole(self, task_id: str, time_of: Callable[[float], str]) -> Json:
-        """The task as ``tasks/get`` answers it."""
+        """The task as ``tasks/get`` and ``notifications/tasks`` have it."""
         shown = self.shown(task_id, time_of)
         match self.status:
             case TaskStatus.INPUT_REQUIRED:

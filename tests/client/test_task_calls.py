@@ -28,9 +28,9 @@ TASKS = "io.modelcontextprotocol/tasks"
 
 
 @asynccontextmanager
-async def with_tasks(mode: str = "auto") -> AsyncGenerator[Connected]:
+async def with_tasks(mode: str = "auto", poll_interval: float = 0.02) -> AsyncGenerator[Connected]:
     app = make_app("mcpserver")
-    policy = TaskPolicy(always={"slow", "ask"}, poll_interval=0.02)
+    policy = TaskPolicy(always={"slow", "ask"}, poll_interval=poll_interval)
     layer = SessionLayer(app.server, tasks=policy)
     app.publish = layer.notify_resource_updated
     async with connected(mode, made=(app, layer)) as it:
@@ -230,3 +230,27 @@ async def test_a_task_that_has_no_result_is_an_error_of_its_call(shown: Json, er
         await calls.receive(answer(poll["id"], {"taskId": "t", **shown}))
         told = await wire.has_delivered()
         assert (told["id"], told["error"]["code"]) == (1, error)
+
+
+async def test_what_the_log_says_of_a_task_ends_the_wait_and_reaches_no_application() -> None:
+    said: Json = {"jsonrpc": "2.0", "method": "notifications/tasks", "params": {"taskId": "t"}}
+    async with by_hand() as (wire, calls):
+        await calls.send(CALL, {})
+        await calls.receive(answer(1, {**CREATED, "pollIntervalMs": 3_600_000}))
+        await calls.receive({**said, "params": {"taskId": "another"}})
+        await anyio.lowlevel.checkpoint()
+        assert len(wire.sent) == 1
+        await calls.receive(said)
+        assert (await wire.has_sent(2))["method"] == "tasks/get"
+        assert wire.delivered == []
+    async with by_hand() as (wire, calls):
+        declared: Json = {"extensions": {TASKS: {}}}
+        meta: Json = {**META, "io.modelcontextprotocol/clientCapabilities": declared}
+        await calls.send(request(1, "tools/call", {"name": "build"}, meta), {})
+        await calls.receive(said)
+        assert wire.delivered == [said]
+
+
+async def test_the_log_of_a_session_brings_a_result_before_the_next_poll() -> None:
+    async with with_tasks(poll_interval=3_600) as it, it.client.listen(tools_list_changed=True):
+        assert await it.call("slow", steps=2) == "2 steps"

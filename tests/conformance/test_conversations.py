@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 WAYS = ("http/handshake", "http/modern", "websocket/handshake", "websocket/modern")
 CAUGHT_BY = (*conversations.CAUGHT_BY, *handles.CAUGHT_BY)
-VECTORS = {vector.id: vector for vector in load_optional_vectors()}
+VECTORS = {vector.id: vector for vector in load_optional_vectors("conversations")}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def anonymous_url() -> Generator[str]:
 
 
 def test_they_are_what_the_schema_asks_for() -> None:
-    checked = load_optional_vectors(checked=True)
+    checked = load_optional_vectors("conversations", checked=True)
     assert {vector.id: vector for vector in checked} == VECTORS and VECTORS
 
 

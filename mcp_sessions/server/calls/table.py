@@ -164,6 +164,9 @@ class Call:
     task_after: float | None = field(init=False, default=None)
     """Seconds after which it becomes a task. None: it does not, or is one from its beginning."""
 
+    task_ids: Sequence[SessionId] | None = field(init=False, default=None)
+    """The tasks that are reported on it. None: it is no listen to tasks."""
+
     as_task: Any = field(init=False, default=None)
     """The ``RunningTask`` that it is from its beginning."""
 

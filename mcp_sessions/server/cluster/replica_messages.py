@@ -79,8 +79,8 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskChanged:
-    """To the runner of a task, from the process that noted an answer or a cancellation of its
-    client in the store.
+    """To the runner of a task: its client's answer or cancellation was noted in the store. From the
+    runner to all: a change of the task is stored.
     """
 
     kind: ClassVar[str] = "task_changed"

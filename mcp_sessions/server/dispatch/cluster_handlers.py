@@ -160,7 +160,7 @@ class ClusterHandlers:
                 return self._changed_outside(message)
             case TaskChanged():
                 tasks = self._runner.tasks
-                return tasks.changed(message.task_id) if tasks is not None else None
+                return tasks.changed(message.task_id, sender) if tasks is not None else None
             case Ask() | Update() | Result() | Alive() | Gone():
                 return self._relayed.handle(sender, message)
             case _:
@@ -172,6 +172,8 @@ class ClusterHandlers:
     def round(self, carrying: Collection[SessionId]) -> Sequence[Callable[[], Work]]:
         streams, children = partial(self._streams.round, carrying), self._relayed.children
         steps = (self._relayed.relay.round, self._check_sessions, streams)
+        if self._runner.tasks is not None:
+            steps = (*steps, self._runner.tasks.check_runners)
         return (*steps, children.round) if children is not None else steps
 
     async def _check_sessions(self) -> None:

@@ -13,6 +13,7 @@ from mcp_sessions.core.listen_messages import Filter
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import LimitReached, SessionNotFound
+from mcp_sessions.ids import SessionId
 from mcp_sessions.server.calls.table import Call
 from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.connection.connection import ClientConnection, Inbound
@@ -20,6 +21,7 @@ from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
+from mcp_sessions.server.dispatch.stages.tasks import listened
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.record_changes import SetFilter
 from mcp_sessions.stores.records import SessionRecord
@@ -61,6 +63,9 @@ class Listening:
         record = await self._router.admitted(request, inbound)
         if record is None or not inbound.principal.scopes >= record.principal.scopes:
             raise SessionNotFound(record.session_id if record is not None else "")
+        task_ids: list[SessionId] | None = None
+        if self._runner.tasks is not None:
+            task_ids = await listened(self._runner.tasks, request, inbound, record.session_id)
         seen, _ = self._visibility.with_rules_in(record.state.values).concealed(
             method_names.LISTEN, request.params
         )
@@ -74,7 +79,7 @@ class Listening:
             done, _ = await asyncio.wait({notifying}, timeout=_NOTIFYING)
             if done:
                 notifying.result()
-        return record, Filter(request.params or {})
+        return record, Filter(request.params or {}, task_ids or ())
 
     async def _notify_server(
         self, request: Message, inbound: Inbound, record: SessionRecord, wanted: Filter

@@ -336,7 +336,7 @@ class RunningRequest:
         if self.done:
             return
         try:
-            task = await tasks.create(inbound.principal, inbound.peer, inbound.scope)
+            task = await tasks.create(inbound.principal, inbound.peer, inbound.scope, self.record)
         except StoreUnavailable as failed:
             logger.warning("a call became no task: %s", failed)
             if not self.done:

@@ -58,6 +58,8 @@ class Keeper(Protocol):
     policy: TaskPolicy
     background: Background
 
+    async def announce(self, task_id: SessionId, record: TaskRecord) -> None: ...
+
     def stored_end(self, task: RunningTask) -> None: ...
 
 
@@ -259,8 +261,8 @@ class RunningTask:
                     await asyncio.sleep(_AGAIN)
         finally:
             self._writing = None
-        if self.record.has_ended:
-            self._tasks.stored_end(self)
+            if self.record.has_ended and not self._is_dirty:
+                self._tasks.stored_end(self)
 
     async def _write_once(self) -> bool:
         store = self._tasks.store
@@ -268,6 +270,7 @@ class RunningTask:
             written = self.record.written()
             if await store.replace_data(self.id, written, expected_version=self.version):
                 self.version += 1
+                await self._tasks.announce(self.id, self.record)
                 return True
             # If it is not there any more, there is nothing to write.
             self._is_dirty = await self.refresh()
@@ -302,10 +305,11 @@ class RunningTask:
             self.unwanted()
         return True
 
-    async def settled(self) -> None:
-        """Wait until it is stored as it is."""
+    async def settled(self, timeout: float | None = None) -> bool:
+        """Wait until it is stored as it is. Return whether it is."""
         if self._writing is not None:
-            await asyncio.wait({self._writing})
+            await asyncio.wait({self._writing}, timeout=timeout)
+        return self._writing is None
 
 
 def _pause(shown: Json, usual: float) -> float:

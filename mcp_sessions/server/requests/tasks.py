@@ -6,6 +6,7 @@ Rules, owned by ``tests/server/requests/test_tasks.py``:
 2. A task is its owner's. To everybody else an unknown, an expired and a foreign task are the same.
 3. A task whose process is gone has failed, with -31012. It never runs again.
 4. What another process notes about a task reaches its runner by a message, or by the next poll.
+   What its runner stores reaches those who listen at other processes the same way.
 5. The wrapped server may answer with a task of its own. Only its owner is noted: requests about it
    are the server's.
 
@@ -20,9 +21,10 @@ import hashlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from typing import Any, Final, cast
 
+from mcp_sessions import method_names
 from mcp_sessions.background import Background
 from mcp_sessions.core.life import has_come
 from mcp_sessions.core.messages import wire_error
@@ -33,6 +35,7 @@ from mcp_sessions.errors import (
     InvalidParams,
     LimitReached,
     OutcomeUnknown,
+    StoreUnavailable,
 )
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
@@ -41,8 +44,13 @@ from mcp_sessions.server.calls.shares import share_of
 from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.replica_messages import TaskChanged
 from mcp_sessions.server.requests.running_task import RunningTask, time_of
+from mcp_sessions.server.requests.task_listeners import Say, TaskListeners
 from mcp_sessions.server.upstream.asks import asks_of
+from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.task_policy import TaskPolicy
+
+Publish = Callable[[SessionId, str, Mapping[str, Any]], Awaitable[object]]
+"""Stores an event of a session, and sends it."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +62,9 @@ count as the sessions of a principal.
 _EVERY: Final = 30.0
 """Seconds between two looks at the tasks that are to be kept, or to be forgotten."""
 
+_ENDING: Final = 1.0
+"""Seconds that a poll waits until the end of a task is stored."""
+
 _CLOSING: Final = 5.0
 """Seconds that the last writes have when the process stops."""
 
@@ -61,9 +72,10 @@ _NO_TASK: Final = "there is no such task"
 
 
 class Tasks:
-    def __init__(self, environment: Environment, policy: TaskPolicy) -> None:
+    def __init__(self, environment: Environment, policy: TaskPolicy, publish: Publish) -> None:
         self.store, self.bus, self.clock = environment.store, environment.bus, environment.clock
-        self.policy = policy
+        self.policy, self._publish = policy, publish
+        self._listeners, self._most_listened = TaskListeners(), environment.policy.max_subscriptions
         self.background = Background()
         self._process = environment.process
         self._every = min(_EVERY, environment.policy.idle_timeout / 10)
@@ -75,19 +87,31 @@ class Tasks:
         self._found_here: dict[SessionId, float] = {}
         """Tasks that were there when this process started → when they are looked at again."""
 
+        self._runners = set[str]()
+        """Other processes that run tasks."""
+
         self._shares = Counter[Hashable]()
 
     # --- a call becomes a task ---------------------------------------------------------------
 
-    async def create(self, principal: Principal, peer: Any, scope: Any) -> RunningTask:
+    async def create(
+        self, principal: Principal, peer: Any, scope: Any, session: SessionRecord | None = None
+    ) -> RunningTask:
         """Store a new task of a caller.
+
+        Args:
+            session: The session of its call, which its client knows.
 
         Raises:
             LimitReached: There are too many, or too many of the caller's.
             StoreUnavailable: It is not known whether it is stored.
         """
         share, task_id = self._room(principal, scope), mint_session_id()
-        record = self._new(principal)
+        # A log is read with fewer scopes than its session's in no case, but perhaps with fewer than
+        # this call's.
+        if session is not None and not session.principal.scopes >= principal.scopes:
+            session = None
+        record = self._new(principal, session.session_id if session is not None else None)
         task = RunningTask(self, task_id, record, asks_of(peer.capabilities), share)
         self._shares[share] += 1
         self._here[task_id] = task
@@ -108,16 +132,22 @@ class Tasks:
             raise LimitReached("max_tasks_per_principal", policy.max_tasks_per_principal)
         return share
 
-    def _new(self, principal: Principal) -> TaskRecord:
-        interval = self.policy.poll_interval
+    def _new(self, principal: Principal, session: SessionId | None = None) -> TaskRecord:
         return TaskRecord.new(
-            principal, runner=self._process, now=self.clock(), poll_interval=interval
+            principal,
+            runner=self._process,
+            now=self.clock(),
+            poll_interval=self.policy.poll_interval,
+            session=session,
         )
 
     async def _store(self, task_id: SessionId, record: TaskRecord) -> None:
         now = self.clock()
         await self.store.create(Mode.TASK, _STORED_AS, peer=None, now=now, session_id=task_id)
         await self.store.replace_data(task_id, record.written(), expected_version=0)
+        if not record.is_of_server:
+            # The others learn who runs tasks.
+            await self.bus.try_send(TaskChanged(task_id=task_id))
 
     # --- tasks of the wrapped server's own ---------------------------------------------------
 
@@ -196,6 +226,9 @@ class Tasks:
         here = self._here.get(known)
         if here is not None:
             record, version = here.record, here.version
+            if record.has_ended and not await here.settled(_ENDING):
+                # If this process died now, another end would be stored.
+                raise StoreUnavailable("the end of a task is not stored yet")
             if has_come(record.expires_at or math.inf, self.clock()):
                 record = None
         else:
@@ -229,6 +262,7 @@ class Tasks:
                 task_id, record.written(), expected_version=data.version
             ):
                 return await self._stored(task_id)
+            await self.announce(task_id, record)
         elif record.answers or record.is_unwanted:
             await self.bus.try_send(TaskChanged(task_id=task_id), to=record.runner)
         return record, data.version
@@ -244,19 +278,72 @@ class Tasks:
                 await self.bus.try_send(TaskChanged(task_id=task_id), to=record.runner)
                 return
 
-    async def changed(self, task_id: SessionId) -> None:
-        """Another process noted something about a task of this one."""
+    async def changed(self, task_id: SessionId, sender: str) -> None:
+        """Another process noted something about a task of this one, or changed one of its own."""
+        self._runners.add(sender)
         here = self._here.get(task_id)
         if here is not None:
             await here.refresh()
+        self._listeners.changed(task_id)
+
+    async def announce(self, task_id: SessionId, record: TaskRecord) -> None:
+        """Report a change that is stored to those who listen, and to the log of its session."""
+        self._listeners.changed(task_id)
+        await self.bus.try_send(TaskChanged(task_id=task_id))
+        if record.session is not None:
+            shown = record.shown_whole(task_id, time_of)
+            await self._publish(SessionId(record.session), method_names.TASK_CHANGED, shown)
+
+    # --- listens -----------------------------------------------------------------------------
+
+    async def agreed(
+        self, wanted: object, principal: Principal, session: SessionId | None = None
+    ) -> list[SessionId]:
+        """Return those of some tasks that a listen of the principal reports.
+
+        Args:
+            session: The session whose log it reads. None: it is outside of sessions.
+
+        Raises:
+            InvalidParams: It names no tasks.
+            LimitReached: It names more than ``max_subscriptions``.
+            StoreUnavailable: It is not known.
+        """
+        named = cast("list[object]", wanted) if isinstance(wanted, list) else [None]
+        if not all(isinstance(each, str) for each in named):
+            raise InvalidParams("taskIds is no list of texts")
+        if len(named) > self._most_listened:
+            raise LimitReached("max_subscriptions", self._most_listened)
+        agreed: list[SessionId] = []
+        for task_id in dict.fromkeys(named):
+            try:
+                known, record, _ = await self._found(task_id, principal)
+            except InvalidParams:
+                continue
+            if session is None or record.session == session:
+                agreed.append(known)
+        return agreed
+
+    def report(
+        self, task_ids: list[SessionId], principal: Principal, say: Say
+    ) -> asyncio.Task[None]:
+        """Report tasks on a listen of the principal, until the listen ends."""
+
+        async def show(task_id: SessionId) -> tuple[Json, bool] | None:
+            try:
+                _, record, _ = await self._found(task_id, principal)
+            except InvalidParams:
+                return None
+            return record.shown_whole(task_id, time_of), record.has_ended
+
+        serving = self._listeners.serve(task_ids, show, say)
+        return self.background.run("a listen to tasks", serving)
 
     # --- time --------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Keep tasks while they count, and forget them afterwards."""
-        for session in await self.store.all_sessions(_STORED_AS):
-            if session.session_id not in self._here and session.session_id not in self._kept:
-                await self._look_at(session.session_id)
+        await self._look_at_all()
         while True:
             await asyncio.sleep(self._every)
             await self.round()
@@ -277,6 +364,18 @@ class Tasks:
         for task in list(self._here.values()):
             if task.record.questions and self.bus.is_shared:
                 await task.refresh()
+
+    async def check_runners(self) -> None:
+        """Fail the tasks of a process that is gone, also those that nobody asks for."""
+        gone = [each for each in self._runners if not await self.bus.is_alive(each)]
+        if gone:
+            await self._look_at_all()
+            self._runners.difference_update(gone)
+
+    async def _look_at_all(self) -> None:
+        for session in await self.store.all_sessions(_STORED_AS):
+            if session.session_id not in self._here and session.session_id not in self._kept:
+                await self._look_at(session.session_id)
 
     async def _look_at(self, task_id: SessionId) -> None:
         """Forget a task of another process, now or when its time has passed. If that process is

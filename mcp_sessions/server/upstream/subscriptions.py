@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from mcp_sessions import method_names
-from mcp_sessions.core.listen_messages import level_of
-from mcp_sessions.core.messages import error_body, wire_error
+from mcp_sessions.background import stopped
+from mcp_sessions.core.listen_messages import SUBSCRIPTION_ID, level_of
+from mcp_sessions.core.messages import error_body, members_of, wire_error, with_meta
 from mcp_sessions.core.named import NAMING
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
+    METHOD_NOT_FOUND,
     WireError,
 )
 from mcp_sessions.server.upstream.port import Upstream, UpstreamCall, UpstreamError, UpstreamPeer
@@ -102,3 +105,64 @@ class Discovery(Around):
         result = await self._peer.request(call, method, params)
         self._advertise(result)
         return result
+
+
+Notify = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class TaskListen(Around):
+    """Report tasks on a listen outside of sessions, beside the changes of the server.
+
+    Args:
+        task_ids: The tasks, which are named in the acknowledgement.
+        report: Reports them by a function that sends one, until it is cancelled.
+    """
+
+    _task_ids: Sequence[str]
+    _report: Callable[[Callable[[dict[str, Any]], Awaitable[None]]], asyncio.Task[None]]
+
+    async def request(
+        self, call: UpstreamCall, method: str, params: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        about = {SUBSCRIPTION_ID: call.request_id}
+        reporting: asyncio.Task[None] | None = None
+
+        async def say(shown: dict[str, Any]) -> None:
+            await call.notify(method_names.TASK_CHANGED, with_meta(shown, about))
+
+        async def notify(method: str, params: Mapping[str, Any] | None) -> None:
+            nonlocal reporting
+            if method != method_names.ACKNOWLEDGED:
+                return await call.notify(method, params)
+            said = members_of((params or {}).get("notifications"))
+            if self._task_ids:
+                said = {**said, "taskIds": self._task_ids}
+            await call.notify(method, {**(params or {}), "notifications": said})
+            reporting = self._report(say)
+
+        try:
+            return await self._peer.request(notifying_by(call, notify), method, params)
+        except UpstreamError as failed:
+            if reporting is not None or failed.error.get("code") != METHOD_NOT_FOUND:
+                raise
+            # The server itself reports no changes.
+            await notify(method_names.ACKNOWLEDGED, {"_meta": about})
+            await asyncio.Event().wait()
+            raise
+        finally:
+            if reporting is not None:
+                await stopped(reporting)
+
+
+def notifying_by(call: UpstreamCall, notify: Notify) -> UpstreamCall:
+    """Return a call whose notifications go another way."""
+    return cast(UpstreamCall, _Notifying(call, notify))
+
+
+class _Notifying:
+    def __init__(self, call: UpstreamCall, notify: Notify) -> None:
+        self._call, self.notify = call, notify
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)

@@ -37,6 +37,7 @@ from mcp_sessions.server.upstream.subscriptions import (
     Discovery,
     LogLevel,
     Subscriptions,
+    TaskListen,
 )
 from mcp_sessions.stores.limits import check_subscriptions
 from mcp_sessions.stores.record_changes import SetLogLevel
@@ -91,6 +92,9 @@ class UpstreamPeers(Stage):
         if inbound.peer.modern:
             if method == method_names.DISCOVER:
                 peer = Discovery(peer, self._advertise)
+            elif call.task_ids is not None:
+                report = partial(call.tasks.report, call.task_ids, inbound.principal)
+                peer = TaskListen(peer, call.task_ids, report)
         elif method in method_names.SUBSCRIPTIONS and self._store.remembers:
             remember = self._remember_subscription(inbound, record)
             peer = Subscriptions(peer, self.upstream, remember)

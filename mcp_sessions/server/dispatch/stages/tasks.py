@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions import method_names
+from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import error_body, members_of
 from mcp_sessions.core.named import header_value, name_in
 from mcp_sessions.core.task import declares_tasks, missing_capability
 from mcp_sessions.errors import HEADER_MISMATCH, MISSING_CAPABILITY, InvalidParams
+from mcp_sessions.ids import SessionId
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
+from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream.port import UpstreamError
 
@@ -28,6 +31,8 @@ class TaskCalls(Stage):
 
     async def before(self, call: Call) -> Outcome | None:
         request, inbound, policy = call.request, call.inbound, self._tasks.policy
+        if request.method == method_names.LISTEN:
+            call.tasks, call.task_ids = self._tasks, await listened(self._tasks, request, inbound)
         if request.method != method_names.CALL_TOOL:
             return None
         tool = name_in(request.method, request.params)
@@ -39,7 +44,9 @@ class TaskCalls(Stage):
             return None
         call.tasks = self._tasks
         if tool in policy.always or tool in policy.required:
-            call.as_task = await self._tasks.create(inbound.principal, inbound.peer, inbound.scope)
+            call.as_task = await self._tasks.create(
+                inbound.principal, inbound.peer, inbound.scope, call.record
+            )
         elif tool not in policy.never:
             call.task_after = policy.after
         return None
@@ -81,6 +88,24 @@ class TaskMethods(Stage):
         if request.headers.get(_NAME_HEADER) != header_value(task_id):
             text = "Mcp-Name does not match the taskId of the params"
             raise UpstreamError(error_body(HEADER_MISMATCH, text))
+
+
+async def listened(
+    tasks: Tasks, request: Message, inbound: Inbound, session: SessionId | None = None
+) -> list[SessionId] | None:
+    """Return the tasks that a listen reports. None: it names none.
+
+    It raises as :meth:`Tasks.agreed` does.
+
+    Raises:
+        UpstreamError: It names tasks, and its client does not declare the extension.
+    """
+    wanted = members_of((request.params or {}).get("notifications")).get("taskIds")
+    if wanted is None:
+        return None
+    if not declares_tasks(inbound.peer.capabilities):
+        raise _refused()
+    return await tasks.agreed(wanted, inbound.principal, session)
 
 
 def _refused() -> UpstreamError:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from mcp_sessions import method_names
 from mcp_sessions.core.listen_messages import SUBSCRIPTION_ID, Filter
 from mcp_sessions.core.messages import with_meta
 from mcp_sessions.errors import METHOD_NOT_FOUND
 from mcp_sessions.server.upstream.port import PeerError, PeerRequest, UpstreamCall
+from mcp_sessions.server.upstream.subscriptions import notifying_by
 
 
 class Listen:
@@ -34,7 +35,12 @@ class Listen:
 
     @property
     def call(self) -> UpstreamCall:
-        return cast(UpstreamCall, _Acknowledging(self._call, self._is_acknowledged))
+        return notifying_by(self._call, self._acknowledge)
+
+    async def _acknowledge(self, method: str, params: Mapping[str, Any] | None) -> None:
+        await self._call.notify(method, params)
+        if method == method_names.ACKNOWLEDGED:
+            self._is_acknowledged.set()
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         if (
@@ -48,17 +54,3 @@ class Listen:
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         raise PeerError(METHOD_NOT_FOUND, "Method not found", asked.method)
-
-
-class _Acknowledging:
-    def __init__(self, call: UpstreamCall, acknowledged: asyncio.Event) -> None:
-        self._call = call
-        self._acknowledged = acknowledged
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._call, name)
-
-    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        await self._call.notify(method, params)
-        if method == method_names.ACKNOWLEDGED:
-            self._acknowledged.set()
