@@ -5,8 +5,10 @@ import hashlib
 import inspect
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import wraps
+from types import CoroutineType
+from typing import Any, ParamSpec, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -24,18 +26,19 @@ from mcp_sessions.stores.redis.record_codec import (
     KnownSubscriptions,
     Peers,
     ScriptAnswer,
-    UnreadableRecord,
     pair_of,
     record_of,
+    unreadable,
 )
 from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
-from mcp_sessions.stores.redis.refusals import kind_of, unavailable
+from mcp_sessions.stores.redis.refusals import unavailable
 from mcp_sessions.stores.redis.scripts import Script
 from mcp_sessions.stores.redis.store_clock import SharedClock
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 NAME = "redis"
 """The name of the store, for people."""
@@ -80,8 +83,8 @@ class Commands:
     def _record(self, answer: ScriptAnswer, known: KnownFacts = NOTHING) -> SessionRecord:
         try:
             return record_of(answer, self._subscriptions, self._peers, known)
-        except (ValueError, TypeError, LookupError, AttributeError) as failed:
-            raise UnreadableRecord(type(failed).__name__) from failed
+        except UNEXPECTED as failed:
+            raise unreadable(failed) from failed
 
     def _known(self, session_id: SessionId) -> KnownFacts:
         return KnownFacts(*self._subscriptions.known(session_id), self._peers.known(session_id))
@@ -138,7 +141,7 @@ class Commands:
                 # Said before anything ran. This sends it, and the server keeps it.
                 return await self._link.call("EVAL", script.text, len(keys), *keys, *args)
         except ResponseError as refused:
-            raise await self._refused(refused, keys) from refused
+            raise self._refused(refused, keys[0]) from refused
         except StoreUnavailable:
             metrics.store_failed(NAME)
             raise
@@ -147,25 +150,36 @@ class Commands:
         try:
             return await self._link.call(*args)
         except ResponseError as refused:
-            raise await self._refused(refused, [str(each) for each in args[1:2]]) from refused
+            raise self._refused(refused, str(args[1]) if len(args) > 1 else "") from refused
         except StoreUnavailable:
             metrics.store_failed(NAME)
             raise
 
-    async def _refused(self, refused: ResponseError, keys: Sequence[str]) -> Exception:
+    def _refused(self, refused: ResponseError, key: str) -> Exception:
         if str(refused).startswith("EVENTIDS"):
             return OverflowError("this event log has issued its last id")
         metrics.store_failed(NAME)
-        if kind_of(refused) in _OF_THE_DATA:
-            await self._mend(keys)
-        return unavailable(refused, self._link.server)
-
-    async def _mend(self, keys: Iterable[str], *, is_read: bool = False) -> None:
-        raise NotImplementedError
+        return unavailable(refused, self._link.server, key=key if self._namespace in key else None)
 
 
-_OF_THE_DATA = frozenset({"WRONGTYPE", "ERR"})
-"""Refusals that may be about what is stored."""
+UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError)
+"""Exceptions of Python for an answer that no script of ours gives."""
+
+
+def readable(method: Callable[P, Awaitable[T]]) -> Callable[P, CoroutineType[Any, Any, T]]:
+    """Return ``method`` so that it raises `StoreRefused` for an answer of no script of ours.
+
+    None of its own arguments may raise one of ``UNEXPECTED``.
+    """
+
+    @wraps(method)
+    async def call(*args: P.args, **named: P.kwargs) -> T:
+        try:
+            return await method(*args, **named)
+        except UNEXPECTED as failed:
+            raise unreadable(failed) from failed
+
+    return call
 
 
 async def all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

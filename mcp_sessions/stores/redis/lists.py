@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mcp_sessions.core.life import has_come
-from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.redis import scripts
@@ -29,9 +29,6 @@ IN_FLIGHT = 60
 """Seconds after which a step that another process had begun is taken for one that died with
 it."""
 
-SAMPLE = 32
-"""Sessions of this process that are looked for in the lists, to find out that those were lost."""
-
 PAGE = 256
 """Sessions that one step of a scan looks at."""
 
@@ -39,13 +36,6 @@ PAGE = 256
 class Lists(EndsInRedis):
     def __init__(self, link: RedisLink, namespace: str, clock: Callable[[], float]) -> None:
         super().__init__(link, namespace, clock)
-        self._lost_lists: set[str] = set()
-        """Keys of lists that were lost, and are to be made anew."""
-
-        self._entered: dict[str, str] = {}
-        """Places of some sessions that were made here, and the lists of their principals."""
-
-        self._looked_for_entries = -math.inf
         self._healed: dict[str, float] = {}
         """When each list was last looked through, by the server's clock."""
 
@@ -73,9 +63,9 @@ class Lists(EndsInRedis):
             return None, is_left
         try:
             record = self._record(rest[0])
-        except (ValueError, TypeError, LookupError) as failed:
+        except StoreRefused as failed:
             # A newer version's, or not ours. It is over all the same.
-            logger.error("an expired session could not be read: %s", type(failed).__name__)
+            logger.error("an expired session could not be read: %s", failed)
             record = None
         session_id = record.session_id if record is not None else None
         is_left = not await self._forget(session_id, member, rest[1], tag=tag)

@@ -13,6 +13,7 @@ from mcp_sessions.core.life import Life
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import decode
 from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import StoreRefused
 from mcp_sessions.ids import (
     ConnectionId,
     FencingEpoch,
@@ -91,13 +92,21 @@ _NAME = re.compile(rb"[!-~]+")
 """The form of a session's id: it is sent in headers."""
 
 
-class UnreadableRecord(ValueError):
-    """An answer that no script of ours gives."""
+def unreadable(answer: object) -> StoreRefused:
+    """Return the error for a value in Redis that no script of this release wrote.
+
+    Args:
+        answer: The answer, or the error that reading it raised.
+    """
+    return StoreRefused(
+        f"a value in Redis cannot be read ({type(answer).__name__}): another program wrote it, or "
+        "another release"
+    )
 
 
 def of_kind(kind: type[T], answer: ScriptAnswer) -> T:
     if not isinstance(answer, kind):
-        raise UnreadableRecord(type(answer).__name__)
+        raise unreadable(answer)
     return answer
 
 
@@ -106,7 +115,7 @@ def pair_of(answer: ScriptAnswer) -> tuple[ScriptAnswer, ScriptAnswer]:
         case [first, second]:
             return first, second
         case _:
-            raise UnreadableRecord(type(answer).__name__)
+            raise unreadable(answer)
 
 
 class KnownFacts(NamedTuple):

@@ -20,7 +20,7 @@ from mcp_sessions.stores.record_changes import (
 )
 from mcp_sessions.stores.records import Data, SessionRecord
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.commands import each_of, known_to_script, tag_of
+from mcp_sessions.stores.redis.commands import each_of, known_to_script, readable, tag_of
 from mcp_sessions.stores.redis.lists import Lists, is_old_token, is_token
 from mcp_sessions.stores.redis.record_codec import (
     encoded,
@@ -35,6 +35,7 @@ CHANGED = 1
 
 
 class BelongingsInRedis(Lists):
+    @readable
     async def change(self, session_id: SessionId, change: RecordChange) -> bool:
         match change:
             case SetCurrent(current):
@@ -58,6 +59,7 @@ class BelongingsInRedis(Lists):
     async def _set(self, session_id: SessionId, field: str, *value: bytes | str) -> bool:
         return await self._on(session_id, scripts.CHANGE, field, *value) is not None
 
+    @readable
     async def subscribe(self, session_id: SessionId, uri: str) -> bool:
         if text_size(uri) > self._policy.max_uri_bytes:
             if await self._command("EXISTS", self._key(session_id)):
@@ -84,6 +86,7 @@ class BelongingsInRedis(Lists):
             raise LimitReached(outcome.decode(), most if is_count else most_bytes)
         return outcome != b"gone"
 
+    @readable
     async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
         change = await self._token(session_id)
         answer = await self._on(session_id, scripts.UNSUBSCRIBE, encoded(uri), change)
@@ -93,6 +96,7 @@ class BelongingsInRedis(Lists):
             await self._drop_subscribers(tag_of(session_id), {encoded(uri): answer[1]})
         return bool(answer[0])
 
+    @readable
     async def subscribers(self, uri: str) -> Sequence[SessionId]:
         key = self._subscribers_key(uri)
         stored = tokens_of(await self._command("HGETALL", key))
@@ -143,6 +147,7 @@ class BelongingsInRedis(Lists):
         await self._drop_subscribers(tag, gone)
         return True
 
+    @readable
     async def claim(
         self, session_id: SessionId, holder: str | None, instead_of: str | None
     ) -> str | None:
@@ -176,6 +181,7 @@ class BelongingsInRedis(Lists):
             raise StateConflict(self._record(pair_of(found)[1], known))
         return self._record(found, known) if found is not None else None
 
+    @readable
     async def finish_request(
         self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
     ) -> bool:
@@ -194,6 +200,7 @@ class BelongingsInRedis(Lists):
             )
         )
 
+    @readable
     async def load_data(self, session_id: SessionId) -> Data | None:
         answer = await self._on(session_id, scripts.LOAD_DATA)
         if answer is None:

@@ -17,7 +17,7 @@ from mcp_sessions.ids import DIGEST_LENGTH
 from mcp_sessions.security import mint_process
 from mcp_sessions.stores.ends_contract import EndedOutside
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.commands import Commands
+from mcp_sessions.stores.redis.commands import Commands, readable
 from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
 
 _MADE = re.compile(rb"([0-9A-Za-z_-]{1,64}) ([0-9]+(?:\.[0-9]+)?)")
@@ -33,6 +33,7 @@ class EndsInRedis(Commands):
         self._ends_outside = f"{{{namespace}}}:ends-outside"
         self._made = f"{{{namespace}}}:made"
 
+    @readable
     async def remember_ends(
         self, ends: Sequence[SessionEnd], *, now: float, outside: bool = False
     ) -> Sequence[SessionEnd]:
@@ -45,6 +46,7 @@ class EndsInRedis(Commands):
         new: list[int] = await self._run(scripts.REMEMBER_ENDS, keys, *args)
         return [ends[number] for number in new]
 
+    @readable
     async def ended_outside(self, *, now: float) -> Sequence[EndedOutside]:
         kept: list[bytes] | None = await self._command("LPOP", self._ends_outside, _AT_ONCE)
         found = _read(kept or ())
@@ -59,11 +61,13 @@ class EndsInRedis(Commands):
                 found = [end for end in found if end not in wrong]
         return [EndedOutside(end) for end in found]
 
+    @readable
     async def ends(self, *, now: float) -> Sequence[SessionEnd]:
         after = await self._clock.at(now) - REMEMBERED_FOR
         kept: list[bytes] = await self._command("ZRANGEBYSCORE", self._ends, f"({after!r}", "+inf")
         return _read(kept)
 
+    @readable
     async def made(self, *, now: float | None) -> StoreMade | None:
         found = await self._command("GET", self._made)
         if now is None or _made(found) is not None:

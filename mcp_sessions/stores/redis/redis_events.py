@@ -6,7 +6,7 @@ from typing import Any
 
 from mcp_sessions.core.log import PAGE_BYTES, Draft, LoggedEvent
 from mcp_sessions.core.states import Mode
-from mcp_sessions.errors import Refusal, StoreRefused
+from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
@@ -30,6 +30,7 @@ from mcp_sessions.stores.records import (
     StreamHead,
 )
 from mcp_sessions.stores.redis import scripts
+from mcp_sessions.stores.redis.commands import readable
 from mcp_sessions.stores.redis.lists import PAGE, Lists, is_entry, is_token, session_in, tag_in
 from mcp_sessions.stores.redis.record_codec import (
     ScriptAnswer,
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class EventsInRedis(Lists):
+    @readable
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:
@@ -75,6 +77,7 @@ class EventsInRedis(Lists):
         event = event_at(place, payload, now, draft.key, draft.origin)
         return Appended(event, stored_attachment(connection, fence), bool(replaced))
 
+    @readable
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
         """Scan for the audience, page by page. A scan finds every session that exists all the time.
 
@@ -95,6 +98,7 @@ class EventsInRedis(Lists):
             found = [SessionId(name.decode("utf-8", "replace")) for name in ids if name is not None]
         return Audience(found, following.decode() if following != b"0" else None)
 
+    @readable
     async def append_change(
         self,
         session_ids: Sequence[SessionId],
@@ -122,7 +126,7 @@ class EventsInRedis(Lists):
         changes: list[AppendedChange] = []
         for session_id, answer in zip(session_ids, answers, strict=True):
             if answer == b"broken":
-                await self._mend([self._key(session_id)])
+                logger.error("a change is not in a session's log: a value in Redis cannot be read")
             elif answer == b"full":
                 logger.error("a session's event log has issued its last id")
             elif answer not in (b"gone", b"not entitled"):
@@ -131,6 +135,7 @@ class EventsInRedis(Lists):
                 await self._tidy_subscriber(change.uri, session_id)
         return changes
 
+    @readable
     async def read(
         self,
         session_id: SessionId,
@@ -156,9 +161,11 @@ class EventsInRedis(Lists):
             return (), Refusal(answer[0].decode())
         return events_of(LogEpoch(answer[1].decode()), answer[2]), None
 
+    @readable
     async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
         return await self._head(session_id, stream, make=False)
 
+    @readable
     async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
         return await self._head(session_id, stream, make=True)
 
@@ -168,6 +175,7 @@ class EventsInRedis(Lists):
         answer = await self._on(session_id, scripts.HEAD, stream, mint_log_epoch(), int(make))
         return _position_of(answer)
 
+    @readable
     async def heads(self, streams: Sequence[tuple[SessionId, StreamName]]) -> Sequence[StreamHead]:
         found = dict[tuple[SessionId, StreamName], StreamHead]()
         # Nearly all that are asked for together have the same name.
@@ -175,16 +183,8 @@ class EventsInRedis(Lists):
             ids = [session_id for session_id, name in streams if name == stream]
             keys = [self._key(session_id) for session_id in ids]
             answers = await self._on_each(scripts.HEADS, keys, stream, mint_log_epoch())
-            broken = [key for key, answer in zip(keys, answers, strict=True) if answer == b"broken"]
-            if broken:
-                await self._mend(broken)
-                raise StoreRefused("a value in Redis cannot be read: it counts as lost")
-            found |= {
-                (session_id, stream): StreamHead(False, None)
-                if answer is None
-                else StreamHead(True, _position_of(answer[1:] or None), bool(answer[0]))
-                for session_id, answer in zip(ids, answers, strict=True)
-            }
+            for session_id, answer in zip(ids, answers, strict=True):
+                found[session_id, stream] = _head_of(answer)
         return [found[each] for each in streams]
 
     async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
@@ -201,12 +201,14 @@ class EventsInRedis(Lists):
         epoch = fencing_epoch if fencing_epoch is not None else ""
         await self._on(session_id, scripts.DROP_ORIGIN, stream, origin, mint_log_epoch(), epoch)
 
+    @readable
     async def carry(
         self, connection: SessionId, origin: SessionId, fencing_epoch: FencingEpoch, after: Position
     ) -> bool:
         position = (after.log_epoch, after.number, mint_log_epoch())
         return bool(await self._on(connection, scripts.CARRY, origin, fencing_epoch, *position))
 
+    @readable
     async def relay(
         self,
         connection: SessionId,
@@ -241,6 +243,7 @@ class EventsInRedis(Lists):
             return Relayed(missing_after=place)
         return Relayed(event_at(place, event.payload, now, key, origin))
 
+    @readable
     async def attach(
         self,
         session_id: SessionId,
@@ -276,8 +279,18 @@ class EventsInRedis(Lists):
             SessionEventId(decoded(waits)) if waits is not None else None,
         )
 
+    @readable
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
         return bool(await self._on(session_id, scripts.DETACH, fencing_epoch))
+
+
+def _head_of(answer: ScriptAnswer) -> StreamHead:
+    if answer is None:
+        return StreamHead(False, None)
+    if answer == b"broken":
+        # The others' are asked for in the same call. Its own requests fail, and say why.
+        return StreamHead(True, None)
+    return StreamHead(True, _position_of(answer[1:] or None), bool(answer[0]))
 
 
 def _position_of(answer: ScriptAnswer) -> Position | None:

@@ -13,13 +13,12 @@ from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.limits import check_peer, most_of_one
 from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionRecord
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, known_to_script, tag_of
-from mcp_sessions.stores.redis.lists import SAMPLE, is_entry, is_old, tag_in
+from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, known_to_script, readable, tag_of
+from mcp_sessions.stores.redis.lists import is_entry, is_old, tag_in
 from mcp_sessions.stores.redis.record_codec import (
     NOTHING,
     KnownFacts,
     ScriptAnswer,
-    UnreadableRecord,
     encoded,
     fields_of,
     of_kind,
@@ -27,6 +26,7 @@ from mcp_sessions.stores.redis.record_codec import (
     packed,
     pair_of,
     unpacked,
+    unreadable,
 )
 from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
 from mcp_sessions.stores.redis.sleepers import OF_CONVERSATION, Sleepers
@@ -71,8 +71,6 @@ class LivesInRedis(Sleepers):
                 0 if life.ends_at == math.inf else self._list_lifetime,
             )
             if not reached:
-                if len(self._entered) < SAMPLE:
-                    self._entered[member] = owned
                 break
             if attempt or not await self._heal(self._all if reached == b"max_sessions" else owned):
                 limit = of_kind(bytes, reached).decode("latin-1")
@@ -86,18 +84,20 @@ class LivesInRedis(Sleepers):
         made, left = pair_of(pair)
         if left is not None:
             if not is_entry(of_kind(bytes, left)):
-                raise UnreadableRecord("bytes")
+                raise unreadable(left)
             await self._release(left)
         record = self._record(made)
         record.is_new = is_new == 1
         return record
 
+    @readable
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         now = await self._clock.at(now)
         known = self._known(session_id)
         found = await self._on(session_id, scripts.LOAD, repr(now), *known_to_script(known))
         return self._record(found, known) if found is not None else None
 
+    @readable
     async def admit(
         self,
         session_id: SessionId,
@@ -180,11 +180,13 @@ class LivesInRedis(Sleepers):
         """Move the entry of a session that slept: :meth:`sleep` found it there before."""
         await self._command("ZADD", self._all, "XX", repr(record.life.expires_at), member)
 
+    @readable
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         now = await self._clock.at(now)
         args = repr(now), *self._deadlines(now)
         await each_of(self._on(each, scripts.TOUCH, *args) for each in session_ids)
 
+    @readable
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         member, found, tokens = await self._on(session_id, scripts.END)
         if found is None:
@@ -192,6 +194,7 @@ class LivesInRedis(Sleepers):
         await self._forget(session_id, member, tokens)
         return self._record(found)
 
+    @readable
     async def expire(
         self, *, now: float, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
@@ -224,6 +227,7 @@ class LivesInRedis(Sleepers):
                     expired.append(record)
         return expired
 
+    @readable
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
         if principal is None:
             members = await self._entries("ZRANGE", self._all, 0, -1)
@@ -240,11 +244,7 @@ class LivesInRedis(Sleepers):
             if is_old(member, there):
                 await self._release_gone(member, there)
             return None
-        try:
-            return self._record(found)
-        except UnreadableRecord:
-            await self._mend([key], is_read=True)
-            return None
+        return self._record(found)
 
     async def _expire(
         self, member: bytes, held: Collection[str], now: float, deadlines: Sequence[Value]

@@ -38,14 +38,16 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.redis.cluster import ClusterLink
 from mcp_sessions.stores.redis.commands import NAME
-from mcp_sessions.stores.redis.mended import Mended
 from mcp_sessions.stores.redis.pubsub import RedisExchange
+from mcp_sessions.stores.redis.redis_belongings import BelongingsInRedis
 from mcp_sessions.stores.redis.redis_connection import (
     TIMEOUT,
     MakeConnection,
     RedisLink,
     connections_to,
 )
+from mcp_sessions.stores.redis.redis_events import EventsInRedis
+from mcp_sessions.stores.redis.redis_sessions import LivesInRedis
 
 
 def check_url(url: str) -> None:
@@ -103,7 +105,7 @@ OLDEST_VERSION = 7
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
 
 
-class RedisStore(Mended):
+class RedisStore(LivesInRedis, EventsInRedis, BelongingsInRedis):
     """A :class:`~mcp_sessions.stores.contract.SessionStore` of Lua scripts."""
 
     name = NAME

@@ -26,10 +26,13 @@ _REFUSALS = {
     "BUSY": "is busy with a script. Wait, or end it with SCRIPT KILL",
     "MASTERDOWN": "is a replica without its primary. Start the primary",
     "CLUSTERDOWN": "is a cluster with a part that is down. Start its nodes",
-    "WRONGTYPE": "holds a foreign value under a session's key. That value counts as lost",
-    "ERR": "refused a command. A key may hold a foreign value, which then counts as lost",
+    "WRONGTYPE": "holds a foreign value under a session's key. Delete the key",
+    "ERR": "refused a command. A key may hold a foreign value: then delete the key",
 }
 """The meaning of each error code. Each is read after "Redis at HOST:PORT"."""
+
+_OF_A_VALUE = frozenset({"WRONGTYPE", "ERR"})
+"""Refusals that may be about what is stored."""
 
 _KINDS_FOR_CLIENTS = {
     "OOM": "full",
@@ -86,13 +89,18 @@ def url_of(connection: object) -> str:
 
 
 def unavailable(
-    failed: BaseException, connection: object = None, *, connecting: bool = False
+    failed: BaseException,
+    connection: object = None,
+    *,
+    connecting: bool = False,
+    key: str | None = None,
 ) -> StoreUnavailable:
     """``failed`` as the store's error, which says where the server is and what to do.
 
     Args:
         connection: A connection of redis-py to that server.
         connecting: Nothing was sent but what makes a connection.
+        key: The key that the command was about. It has a digest, and no id.
     """
     at = f" at {url_of(connection)}" if connection is not None else ""
     kind = kind_of(failed) if isinstance(failed, RedisError) else None
@@ -101,7 +109,8 @@ def unavailable(
             said = "refused the connection. Look at the database and the options in the URL"
         else:
             said = _REFUSALS.get(kind, "refused a command")
-        return StoreRefused(f"Redis{at} {said} [{kind}]", _KINDS_FOR_CLIENTS.get(kind))
+        about = f" {key}" if key is not None and kind in _OF_A_VALUE else ""
+        return StoreRefused(f"Redis{at} {said} [{kind}{about}]", _KINDS_FOR_CLIENTS.get(kind))
     reason = type(failed).__name__
     cause: BaseException | None = failed
     while cause is not None:

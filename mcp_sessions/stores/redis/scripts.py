@@ -72,7 +72,3 @@ RELEASE = _load("release")
 NOTE_SUBSCRIBER = _load("note_subscriber")
 DROP_SUBSCRIBER = _load("drop_subscriber")
 REMEMBER_ENDS = _load("remember_ends")
-
-# Scripts for values of another program.
-MEND = _load("mend")
-MEND_LIST = _load("mend_list")

@@ -15,9 +15,9 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, tag_of
+from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, readable, tag_of
 from mcp_sessions.stores.redis.lists import Lists, tag_in
-from mcp_sessions.stores.redis.record_codec import of_kind, owner_of
+from mcp_sessions.stores.redis.record_codec import of_kind, owner_of, unreadable
 from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
 
 OF_CONVERSATION = b".c"
@@ -38,6 +38,7 @@ class Sleepers(Lists):
         self._slept_by = -math.inf
         """The latest entry that :meth:`sleep` looked at."""
 
+    @readable
     async def evict(
         self,
         *,
@@ -79,6 +80,7 @@ class Sleepers(Lists):
         self._looked_at = start if evicted else start + len(known)
         return evicted
 
+    @readable
     async def evict_own(
         self,
         principal: Principal,
@@ -121,6 +123,7 @@ class Sleepers(Lists):
         args = repr(latest), repr(asleep), owner, 1, 0
         return await self._evict_some(members, limit, args, now)
 
+    @readable
     async def evict_heavy(
         self, *, now: float, most: int, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
@@ -161,6 +164,7 @@ class Sleepers(Lists):
         found = _USED.search(of_kind(bytes, await self._command("INFO", "memory")))
         return found is not None and int(found[1]) <= most
 
+    @readable
     async def sleep(self, *, now: float) -> None:
         by = asleep_by(await self._clock.at(now), self._policy)
         passed = 0
@@ -179,9 +183,8 @@ class Sleepers(Lists):
             return None
         try:
             return float(expires), float(created)
-        except ValueError:
-            await self._mend([key], is_read=True)
-            return None
+        except ValueError as failed:
+            raise unreadable(failed) from failed
 
     async def _fall_asleep(self, member: bytes, by: float) -> bytes | None:
         """Return the deadline of a session that does not sleep yet. It is looked at again then."""
