@@ -10,6 +10,7 @@ from functools import partial
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.core.visibility import Visibility
+from mcp_sessions.eras import Eras
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.rooms import (
@@ -95,10 +96,11 @@ class Assembly:
         hidden: Collection[str] = (),
         authentication: Authentication | None = None,
         tasks: TaskPolicy | None = None,
+        eras: Eras = "both",
     ) -> None:
         self.clock = clock
         # Each room is made of those before it.
-        self.shell, self.rules, declared = wrapped(server, remembers=store is not None)
+        self.shell, self.rules, declared = wrapped(server, remembers=store is not None, eras=eras)
         self.authentication, needed = admitting(server, authentication, self.shell)
         self.security = security = (security or SessionSecurity.default()).bound_to(self.shell.name)
         visibility = visibility_of(hidden, security, needed=needed)
@@ -112,7 +114,7 @@ class Assembly:
                 "tasks need a store: make the layer with one instead of store=None"
             )
 
-        outside = Outside.make(server, environment, self.shell, declared=declared)
+        outside = Outside.make(server, environment, self.shell, declared=declared, eras=eras)
         self.external = outside.external
         """The wrapped server if it is outside of this process."""
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal
 
+from mcp_sessions.eras import Eras
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.task_policy import TaskPolicy
 
@@ -88,6 +89,9 @@ class ExternalServer:
         self.try_at_start = try_at_start
         self.tasks: TaskPolicy | None = None
         """Which calls become tasks, as a file of several servers says it."""
+
+        self.eras: Eras = "both"
+        """The eras that are spoken, as a file of several servers says it."""
 
     @property
     def asks_for_scopes(self) -> bool:

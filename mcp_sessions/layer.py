@@ -23,6 +23,7 @@ from mcp_sessions.argument_types import checked
 from mcp_sessions.assembly import DRAIN_DELAY, Assembly
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import not_running
+from mcp_sessions.eras import Eras
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.policy import DEFAULT_GRACE, SessionPolicy
@@ -82,6 +83,7 @@ class SessionLayer:
         auth: AuthSettings | Authentication | None = None,
         token_verifier: TokenVerifier | None = None,
         tasks: TaskPolicy | None = None,
+        eras: Eras = "both",
     ) -> None:
         """Wrap a server.
 
@@ -104,6 +106,9 @@ class SessionLayer:
             token_verifier: The SDK's ``TokenVerifier``, which goes with ``auth``.
             tasks: Which calls become tasks, for clients of 2026-07-28 that declare the extension
                 ``io.modelcontextprotocol/tasks``. None: no call does.
+            eras: The eras that are spoken: ``2025`` (with a handshake), ``2026`` or ``both``. With
+                ``2025`` hosts of both begin with a handshake. With ``2026`` a command or a URL of
+                both is spoken to in the 2026 era.
 
         Raises:
             ConfigurationError: The server cannot be wrapped, or the URL names no store; or there
@@ -125,6 +130,7 @@ class SessionLayer:
             hidden=hidden,
             authentication=authentication,
             tasks=tasks,
+            eras=eras,
         )
         self.policy = self._assembly.policy
         self.security = self._assembly.security

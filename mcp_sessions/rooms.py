@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mcp_sessions.core.visibility import Visibility
+from mcp_sessions.eras import Eras
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
@@ -51,13 +52,15 @@ from mcp_sessions_transports.http.sse import HttpTransport
 from mcp_sessions_transports.http.upstream.children import HttpChildren
 
 
-def wrapped(server: object, *, remembers: bool) -> tuple[SdkUpstream, ModernRules, DeclaredHeaders]:
+def wrapped(
+    server: object, *, remembers: bool, eras: Eras
+) -> tuple[SdkUpstream, ModernRules, DeclaredHeaders]:
     declared = DeclaredHeaders()
     if isinstance(server, ExternalServer):
         shell = shell_of(server, remembers=remembers)
-        return shell, SdkModernRules(shell, declared.schema_of), declared
+        return shell, SdkModernRules(shell, declared.schema_of, eras=eras), declared
     shell = SdkUpstream(server, adds_subscriptions=remembers)
-    return shell, SdkModernRules(shell), declared
+    return shell, SdkModernRules(shell, eras=eras), declared
 
 
 def admitting(
@@ -119,7 +122,12 @@ class Outside:
 
     @staticmethod
     def make(
-        server: object, environment: Environment, shell: SdkUpstream, *, declared: DeclaredHeaders
+        server: object,
+        environment: Environment,
+        shell: SdkUpstream,
+        *,
+        declared: DeclaredHeaders,
+        eras: Eras,
     ) -> Outside:
         store, bus, policy = environment.store, environment.bus, environment.policy
         relay, remote_children = RequestRelay(bus), None
@@ -141,6 +149,7 @@ class Outside:
                 declared=declared,
                 rounds=rounds,
                 remembers=store.remembers,
+                prefers_modern=eras == "2026",
             )
             return Outside(relay, external, remote_children, rounds=asking)
         return Outside(relay, None, remote_children, rounds=asking)

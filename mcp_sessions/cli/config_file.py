@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 from mcp_sessions.cli.arguments import expanded
+from mcp_sessions.eras import ERAS, Eras
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
@@ -63,7 +64,7 @@ _OF_TASKS: Final = {
 }
 """Members of ``tasks`` → their names in ``TaskPolicy``."""
 
-_OTHERS: Final = {"type", "disabled", "enabled", "auth", "tasks"}
+_OTHERS: Final = {"type", "disabled", "enabled", "auth", "eras", "tasks"}
 _USED: Final = _OF_COMMAND | _OF_URL | _OURS.keys() | _OTHERS
 _TYPES: Final = {
     "stdio": _OF_COMMAND,
@@ -84,6 +85,7 @@ def servers_of(
     given: Mapping[str, Any],
     env: Mapping[str, str] = MappingProxyType({}),
     tasks: TaskPolicy | None = None,
+    eras: Eras = "both",
 ) -> dict[str, ExternalServer]:
     """Return the enabled servers that the file names, each by the part of its path. A server of
     a kind that is not spoken is left out, with a warning: the others are served.
@@ -93,6 +95,7 @@ def servers_of(
             own options replace them.
         env: Variables for all commands. A command's own replace them.
         tasks: Which calls of servers become tasks that say nothing of it.
+        eras: The eras that are spoken for servers that say nothing of it.
 
     Raises:
         ConfigurationError: The file is missing or invalid, or an entry cannot be served. The error
@@ -135,6 +138,7 @@ def servers_of(
                 logger.warning("%s: %s: serve ignores %s", file, name, ", ".join(unused))
             server = _server(members, {"title": f"the server {name}", **given}, env)
             server.tasks = _tasks(members.get("tasks"), tasks)
+            server.eras = _eras(members.get("eras", eras))
             servers[part] = server
         except ConfigurationError as failed:
             raise ConfigurationError(f"{file}{_line_of(text, name)}: {name}: {failed}") from failed
@@ -229,6 +233,13 @@ def _server(
             # The error names the member as the file has it.
             said = re.sub(rf"\b{argument}\b", each, said)
         raise ConfigurationError(said) from failed
+
+
+def _eras(given: object) -> Eras:
+    for eras in ERAS:
+        if given == eras:
+            return eras
+    raise ConfigurationError(f"eras must be '2025', '2026' or 'both', not {given!r}")
 
 
 def _tasks(given: Any, usual: TaskPolicy | None) -> TaskPolicy | None:

@@ -295,6 +295,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str, ExternalServ
         "--hide": options.hide,
         "--readable-state": options.readable_state or None,
         "--tasks": options.tasks or None,
+        "--eras": options.eras,
         "--api-keys": options.api_keys,
         "--auth": options.auth,
         "--auth-issuer": options.auth_issuer,
@@ -331,6 +332,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str, ExternalServ
         security=SessionSecurity.default(sign_only=True) if options.readable_state else None,
         auth=authentication,
         tasks=task_policy(options),
+        eras=options.eras or "both",
     )
     return layer, redacted(options.store or DEFAULT_STORE), external
 

@@ -4,7 +4,7 @@ Rules, owned by ``tests/cli/test_reload_config.py``:
 
 1. A new server is served. A removed one is drained, and its path is then no longer served.
 2. A changed server gets new processes for new sessions. The sessions that it has keep theirs. If
-   its kind, ``per``, ``auth`` or ``tasks`` changed, it is drained, and served anew.
+   its kind, ``per``, ``auth``, ``eras`` or ``tasks`` changed, it is drained, and served anew.
 3. A server that did not change notices nothing.
 4. A wrong file or store changes nothing.
 5. A wrong certificate, such as one that expired, is not used. It keeps nothing else from being read
@@ -154,6 +154,7 @@ def layer_maker(
                 hidden=options.hide or (),
                 authentication=authentication(name),
                 tasks=server.tasks,
+                eras=server.eras,
             )
         except ConfigurationError as failed:
             raise ConfigurationError(f"{options.config}: {name}: {failed}") from failed
@@ -197,7 +198,8 @@ def servers_by_path(options: argparse.Namespace) -> dict[str, ExternalServer]:
     """
     env: dict[str, str] = dict(options.env or ())
     given = given_options(options)
-    servers = servers_of(options.config, given, env, task_policy(options))
+    eras = options.eras or "both"
+    servers = servers_of(options.config, given, env, task_policy(options), eras)
     return {f"/{name}{options.path}": server for name, server in servers.items()}
 
 

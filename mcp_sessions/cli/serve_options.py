@@ -13,6 +13,7 @@ from mcp_sessions.cli.option_variables import NOTES, parse, unknown, variable_of
 from mcp_sessions.cli.targets import SHAPE, program_of
 from mcp_sessions.core.addresses import HTTP, has_scheme, wrong_address
 from mcp_sessions.core.nearness import is_loopback
+from mcp_sessions.eras import ERAS
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import DEFAULT_GRACE, FORGET_AFTER, SessionPolicy
 from mcp_sessions.task_policy import TaskPolicy
@@ -220,6 +221,7 @@ def _add_address(group: types.Options) -> None:
         "--port PORT", f"port; 0: any free one ({DEFAULT_PORT}; none with --stdio)", types.port
     )
     group.add("--path PATH", "path of the endpoint (%(default)s)", types.url_path, default="/mcp")
+    group.add("--eras ERAS", "eras of MCP: both (default), 2025, 2026", choices=ERAS)
     group.add("--stdio", "serve the client at standard input and output")
     group.add("--workers N", "processes on the port; they need a shared store", types.count)
 

@@ -24,7 +24,7 @@ from mcp_sessions.server.upstream.sdk.http_application import (
     principal_of,
     security_settings,
 )
-from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
+from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
 from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.http.endpoint import Arriving, AtPath, MountedApp, StreamableHttp
 from mcp_sessions_transports.http.handshake import HandshakeHttp
@@ -117,10 +117,12 @@ class Endpoint:
         is_public = guard.is_by_name or not is_loopback(host)
         self._is_open = is_public and not (upstream.authenticates or authentication)
         self.handshake = HandshakeHttp(served, max_body)
+        spoken = served.rules.handshake_versions
         self.http = StreamableHttp(
             self.handshake,
             ModernHttp(served, guard, max_body),
-            frozenset(version.encode() for version in HANDSHAKE_VERSIONS),
+            # A request of the handshake era may name no version.
+            frozenset({None, *map(str.encode, spoken)} if spoken else ()),
             guard,
             principal_of,
             served.availability,

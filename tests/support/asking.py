@@ -6,6 +6,7 @@ begins stands in that file, a line each.
 
 =========  =======================================================
 ``rounds`` is written for several rounds (``MCPServer`` only)
+``either`` asks by a result, in the middle of the call, or not at all (``MCPServer`` only)
 ``ask``    elicits ``{"answer": string}`` by a form
 ``sample`` asks the client's model
 ``roots``  asks for the client's roots
@@ -93,7 +94,16 @@ def mcp_server() -> MCPServer[Any]:
             return types.InputRequiredResult(input_requests=asked, request_state="own")
         return f"{ctx.request_state}: {[*(ctx.input_responses or {})]}"
 
-    _ = ask, sample, roots, visit, both, rounds
+    @mcp.tool()
+    async def either(ctx: Context[Any], how: str) -> str | types.InputRequiredResult:
+        ran(f"either {how}")
+        if how == "by its result":
+            form = types.ElicitRequestFormParams(message="?", requested_schema=SCHEMA)
+            asked: Any = {"mine": types.ElicitRequest(params=form)}
+            return types.InputRequiredResult(input_requests=asked, request_state="own")
+        return said(await ctx.elicit("?", Answer)) if how == "in the call" else "nothing asked"
+
+    _ = ask, sample, roots, visit, both, rounds, either
     return mcp
 
 

@@ -32,6 +32,7 @@ from mcp_sessions import (
     current_session,
 )
 from mcp_sessions.assembly import Assembly
+from mcp_sessions.eras import Eras
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.task_policy import TaskPolicy
@@ -315,6 +316,7 @@ async def world(
     hidden: Collection[str] = (),
     auth: Any = None,
     tasks: TaskPolicy | None = None,
+    eras: Eras = "both",
     **limits: Any,
 ) -> AsyncGenerator[World]:
     """A wrapped server, running.
@@ -325,6 +327,7 @@ async def world(
         server: Instead of the box's.
         auth: What stands before it.
         tasks: Which calls become tasks.
+        eras: The eras that the layer speaks.
         limits: Of the policy.
     """
     box = box or Toolbox()
@@ -347,6 +350,7 @@ async def world(
         hidden=hidden,
         auth=auth,
         tasks=tasks,
+        eras=eras,
         clock=clock,
     )
     app = layer.asgi_app()

@@ -63,7 +63,13 @@ class DuplexConnection:
         self.transport = DuplexTransport(served)
         connection_id = mint_connection_id(kind, served.bus.process)
         self.client = ClientConnection(
-            connection_id, kind, principal, Peer(DEFAULT_VERSION), self.transport, scope=scope
+            connection_id,
+            kind,
+            principal,
+            # A client is of the modern era from the start, if only that is spoken.
+            Peer(DEFAULT_VERSION, modern=not served.rules.handshake_versions),
+            self.transport,
+            scope=scope,
         )
         self._served = served
         # A handler may wait for its client, and what that reports of its work comes as a
@@ -174,10 +180,12 @@ class DuplexConnection:
         )
 
     def _lacks_envelope(self, request: Message) -> bool:
-        """A client of the modern era sends it with every request; the methods of ours and
-        what names its session do without, in each era.
+        """A client of the modern era sends it with every request. The methods of ours and requests
+        that name their session do without, in each era that is spoken.
         """
-        ours = request.method in method_names.OF_SESSIONS or request.names_session
+        ours = request.method in method_names.OF_SESSIONS or (
+            request.names_session and self._served.rules.handshake_versions
+        )
         return self.client.peer.modern and not ours
 
     async def _initialize(self, request: Message, channel: DuplexChannel) -> None:

@@ -38,11 +38,11 @@ from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
 from mcp_sessions.server.requests.open_questions import OpenQuestions
 from mcp_sessions.server.requests.outcome import store_error
 from mcp_sessions.server.requests.reports import Reports
-from mcp_sessions.server.requests.running_task import INPUT_REQUIRED, TASK, RunningTask
+from mcp_sessions.server.requests.running_task import TASK, RunningTask
 from mcp_sessions.server.requests.shared import Shared
 from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream import port
-from mcp_sessions.server.upstream.asks import asks_of
+from mcp_sessions.server.upstream.asks import INPUT_REQUIRED, asks_of
 from mcp_sessions.server.upstream.held_call import HeldCall
 from mcp_sessions.server.upstream.port import Outbound, PeerRequest, UpstreamError, UpstreamPeer
 from mcp_sessions.server.upstream.request_state import restored_params, set_apart, waiting_call

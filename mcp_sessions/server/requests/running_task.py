@@ -43,9 +43,8 @@ _AGAIN: Final = 1.0
 _MESSAGE: Final = 1_000
 """Characters of what a task says to people, at most."""
 
-INPUT_REQUIRED: Final = "input_required"
 TASK: Final = "task"
-"""Kinds of results (``resultType``)."""
+"""The type (``resultType``) of a result that is a task."""
 
 Ask = Callable[[str, Json], Awaitable[Json]]
 

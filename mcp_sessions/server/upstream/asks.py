@@ -18,6 +18,9 @@ _MODES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Kind of request to a client → its modes."""
 
+INPUT_REQUIRED: Final = "input_required"
+"""The type of a result that asks."""
+
 Asks = Mapping[str, Mapping[str, Any]]
 """Part of a client's capabilities that lets a server ask. Each different value has a process of its
 own, so values hold only names of the protocol, and no other text of a client.

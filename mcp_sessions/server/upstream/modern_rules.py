@@ -20,6 +20,9 @@ class ModernRefusal:
 
 
 class ModernRules(Protocol):
+    handshake_versions: frozenset[str]
+    """Versions with a handshake that the layer speaks. Empty: it speaks the modern era only."""
+
     async def check(
         self, http_request: Any, body: bytes
     ) -> tuple[Request, Peer] | Notification | ModernRefusal:

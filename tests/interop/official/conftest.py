@@ -35,7 +35,7 @@ def outcome_of(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -
             source = installed.everything_server
             with ExitStack() as stack_of:
                 behind = None
-                if kind == "url":
+                if kind.startswith("url"):
                     log = folder / "behind.log"
                     behind = stack_of.enter_context(
                         servers.everything_server(source, "bare", "h11", log=log)

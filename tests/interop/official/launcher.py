@@ -40,21 +40,21 @@ def bound(module: Any) -> ASGIApp:
     return SessionLayer(module.mcp, conversations=Conversations()).asgi_app()
 
 
-def command(module: Any) -> ASGIApp:
+def command(module: Any, eras: Any = "both") -> ASGIApp:
     """Ours around a process of it, for each session."""
     from mcp_sessions import SessionLayer, StdioServer
 
     folder = str(Path(module.__file__).parents[1])
     env = {"PYTHONPATH": os.environ["PYTHONPATH"]}
     server = StdioServer(sys.executable, __file__, folder, "stdio", env=env, warm=2)
-    return SessionLayer(server).asgi_app()
+    return SessionLayer(server, eras=eras).asgi_app()
 
 
-def url(_: Any) -> ASGIApp:
+def url(_: Any, eras: Any = "both") -> ASGIApp:
     """Ours before the one that is served somewhere else."""
     from mcp_sessions import HTTPServer, SessionLayer
 
-    return SessionLayer(HTTPServer(os.environ["EVERYTHING_URL"])).asgi_app()
+    return SessionLayer(HTTPServer(os.environ["EVERYTHING_URL"]), eras=eras).asgi_app()
 
 
 class _Server(uvicorn.Server):
@@ -71,7 +71,8 @@ def main(folder: str, kind: str, stack: str = "") -> None:
 
     Args:
         folder: The one with the package ``mcp_everything_server``.
-        kind: ``bare``, ``wrapped`` or ``bound``; ``command`` or ``url``; ``stdio``: on a pipe.
+        kind: ``bare``, ``wrapped`` or ``bound``; ``command`` or ``url``, or one of them in one era,
+            as ``url-2026``; ``stdio``: on a pipe.
         stack: ``h11``: what uvicorn is without extras, and what the SDK alone installs.
             ``httptools``: with uvloop, what our dependencies bring along.
     """
@@ -81,8 +82,15 @@ def main(folder: str, kind: str, stack: str = "") -> None:
     if kind == "stdio":
         module.mcp.run(transport="stdio")
         return
-    kinds = {"bare": bare, "wrapped": wrapped, "bound": bound, "command": command, "url": url}
-    serve(kinds[kind](module), stack)
+    kinds: dict[str, Any] = {
+        "bare": bare,
+        "wrapped": wrapped,
+        "bound": bound,
+        "command": command,
+        "url": url,
+    }
+    name, _, eras = kind.partition("-")
+    serve(kinds[name](module, eras) if eras else kinds[name](module), stack)
 
 
 def serve(app: ASGIApp, stack: str) -> None:

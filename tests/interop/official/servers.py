@@ -11,7 +11,7 @@ from typing import Literal
 
 from tests.interop.official.installs import HERE
 
-Kind = Literal["bare", "wrapped", "bound", "command", "url"]
+Kind = Literal["bare", "wrapped", "bound", "command", "url", "command-2026", "url-2026"]
 Stack = Literal["h11", "httptools"]
 
 START_SECONDS = 30.0

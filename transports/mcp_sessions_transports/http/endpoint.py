@@ -151,14 +151,14 @@ class StreamableHttp:
 
     Args:
         modern: Serves every request whose version is not of the handshake era.
-        handshake_versions: Those that are, as in a header.
+        handshake_versions: Those that are, as in a header. None: no header.
         principal_of: Returns the sender of a request, from the values that authentication left in
             the scope.
     """
 
     _handshake: HandshakeHttp
     _modern: ModernHttp
-    _handshake_versions: frozenset[bytes]
+    _handshake_versions: frozenset[bytes | None]
     _guard: OriginGuard
     _principal_of: Callable[[Scope], Principal]
     _availability: Availability
@@ -206,8 +206,7 @@ class StreamableHttp:
             scope = {**scope, BY_NAME: True}
         # If a field is there twice, the first counts, as for the SDK.
         headers: Headers = dict(reversed(fields))
-        version = headers.get(b"mcp-protocol-version")
-        is_modern = version is not None and version not in self._handshake_versions
+        is_modern = headers.get(b"mcp-protocol-version") not in self._handshake_versions
         if arrived is None and (is_modern or scope["method"] != "POST"):
             await self._refuse(send)
             return

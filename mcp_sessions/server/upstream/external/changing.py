@@ -23,9 +23,9 @@ from mcp_sessions.server.upstream.external.slot import Slot
 
 def can_follow(before: ExternalServer, after: ExternalServer) -> bool:
     """Whether a layer of one server can start the children of the other. It asks each client for
-    the scopes that it began with, and turns the same calls into tasks.
+    the scopes that it began with, speaks the same eras, and turns the same calls into tasks.
     """
-    if before.tasks != after.tasks:
+    if before.tasks != after.tasks or before.eras != after.eras:
         return False
     if before.scopes != after.scopes or before.tool_scopes != after.tool_scopes:
         return False
@@ -42,8 +42,7 @@ class ChangingChildren(Children):
         self.server = server
         self.starter.use(server)
         self._failures = Failures(self.ours)
-        self._is_of_the_era_before = False
-        self.names_requests = False
+        self.is_of_the_era_before = self.is_of_the_modern_era = self.names_requests = False
         for slot in self.slots(lambda _: True):
             if slot.clients.is_sessionless or not slot.clients.is_one_client:
                 self._background.run("the change of a child", self._change(slot))

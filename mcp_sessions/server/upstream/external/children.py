@@ -46,6 +46,7 @@ from mcp_sessions.server.upstream.external.beginning import (
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import ChildRefused
 from mcp_sessions.server.upstream.external.failures import Failures
+from mcp_sessions.server.upstream.external.modern_requests import VERSION
 from mcp_sessions.server.upstream.external.room import EVICTABLE, LOOKS, OF_ONE, WAITS, Room, Starts
 from mcp_sessions.server.upstream.external.server_messages import Notifier
 from mcp_sessions.server.upstream.external.sessionless import Sessionless
@@ -82,13 +83,12 @@ class Children:
     ours: Mapping[str, Any]
     give_up: Callable[[Principal | None, Hashable], Awaitable[bool]]
     gives_up_at: Callable[[Principal | None, Hashable], float]
+    prefers_modern: bool = False
+    """Whether a server of both eras is spoken to in the modern era. False: see ``sharing.py``."""
 
     def __post_init__(self) -> None:
         self.capabilities: Mapping[str, Any] | None = None
         """Capabilities of the last child. None: there was none."""
-
-        self.names_requests = False
-        """Whether the server names the request behind each message, to every client."""
 
         self.notifier = Notifier()
         self._slots: dict[Hashable, Slot] = {}
@@ -99,11 +99,21 @@ class Children:
         self._background = Background()
         self._is_closed = False
         self._is_leaving = False
-        self._is_of_the_era_before = False
+        self.is_of_the_era_before = False
         """Whether a client of the modern era came, and the server speaks only the handshake era."""
+
+        self.is_of_the_modern_era = False
+        """Whether a client of the handshake era came, and the server speaks only the modern one."""
+
+        self.names_requests = False
+        """Whether the server names the request behind each message, to every client."""
 
         self._failures = Failures(self.ours)
         self._said_at = -math.inf
+
+    def offered(self, client: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the params by which a server is begun: their version says the era."""
+        return {**client, "protocolVersion": VERSION} if self.prefers_modern else client
 
     def run(self) -> None:
         self.starter.run(lambda: self.server.max_children - self.room.count())
@@ -301,21 +311,22 @@ class Children:
             self._failures.was_tried(principal, failed, now)
 
     async def _start_in_an_era(self, slot: Slot, principal: Principal) -> Child:
-        client = slot.client
+        client = self.offered(slot.client)
         if client.get("protocolVersion") in self.versions:
             child = await self._start(slot, principal, client)
+            self.is_of_the_modern_era = child.is_modern
             # In the modern era a URL sends each message about a request on its response.
             self.names_requests = child.is_modern and isinstance(self.server, HTTPServer)
             return child
         older = {**client, "protocolVersion": max(self.versions)}
-        if self._is_of_the_era_before:
+        if self.is_of_the_era_before:
             return await self._start(slot, principal, older)
         try:
             child = await self._start(slot, principal, client)
         except Ended:
             # Some servers exit at a message before the handshake.
             child = await self._start(slot, principal, older)
-        self._is_of_the_era_before = not child.is_modern
+        self.is_of_the_era_before = not child.is_modern
         return child
 
     async def _start(self, slot: Slot, principal: Principal, client: Mapping[str, Any]) -> Child:

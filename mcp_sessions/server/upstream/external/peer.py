@@ -101,6 +101,9 @@ class ExternalPeer:
     _hears: bool = field(init=False, default=False)
     """Whether the request of a modern-era client wants log messages."""
 
+    _asks_by_result: bool = field(init=False, default=False)
+    """Whether the request of a modern-era client goes in the modern era."""
+
     _sessionless: Sessionless | None = field(init=False, default=None)
     """Key of its child outside of sessions. None: it did not ask there yet."""
 
@@ -151,6 +154,8 @@ class ExternalPeer:
     ) -> ServedResult:
         asked = RemoteRequest(self._client, method, params, level, self._asks)
         self._hears = self._asks is not None and level in LEVELS
+        if self._asks:
+            self._asks_by_result = self._wrapped.sharing.asks_by_result(method, params)
         other_replicas = self._wrapped.other_replicas
         if other_replicas is None:
             return await self.here(call, asked, None)
@@ -184,6 +189,8 @@ class ExternalPeer:
         check = None
         if lease is None or self._wrapped.other_replicas is None:
             slot = self.slot(call)
+            if self._asks_by_result and isinstance(slot.key, Sessionless):
+                slot = await self._in_its_era(slot, call)
         else:
             self._leave_old(lease)
             slot = self.slot(call, lease.inherited)
@@ -372,6 +379,16 @@ class ExternalPeer:
             alike = children.alike(slot.client, call.principal)
         return slot.living or alike or await slot.started(call.principal)
 
+    async def _in_its_era(self, slot: Slot, call: UpstreamCall) -> Slot:
+        """Return the slot of a request of the modern era. Its child is started, which shows whether
+        the server speaks that. Otherwise the request has a child of its client.
+        """
+        child = slot.living or await slot.started(call.principal)
+        if child.is_modern:
+            return slot
+        self._asks_by_result, self._sessionless = False, None
+        return self.slot(call)
+
     def slot(self, call: UpstreamCall, inherited: Wanted | None = None) -> Slot:
         who = self._who(call)
         key = self._key(call, who)
@@ -439,9 +456,8 @@ class ExternalPeer:
                 if self._asks is None or not isinstance(who, Principal):
                     return who
                 if self._sessionless is None:
-                    self._sessionless = self._wrapped.sharing.key(
-                        call, self._asks, hears=self._hears
-                    )
+                    asks = self._asks if not self._asks_by_result else {}
+                    self._sessionless = self._wrapped.sharing.key(call, asks, hears=self._hears)
                 return self._sessionless
 
     def _who(self, call: UpstreamCall) -> Hashable:
@@ -458,8 +474,10 @@ class ExternalPeer:
         was_served = self._was_served or inherited is not None
         client = OURS if isinstance(key, Principal) else self._client
         if self._asks is not None:
-            # A server of the handshake era learns from it which requests the client accepts.
-            client = {**client, "capabilities": self._asks}
+            # A server of the handshake era learns from it which requests the client accepts. In the
+            # modern era it learns that from each request.
+            is_modern = isinstance(key, Sessionless) and key.is_modern
+            client = {**client, "capabilities": self._asks if not is_modern else {}}
         services = self._wrapped.services
         if isinstance(key, Sessionless):
             if key.is_modern:

@@ -17,22 +17,24 @@
 7. Before a request is refused for this, the oldest call whose client was asked and has long been
    away is given up (``rounds.py``).
 8. A child of clients that can be asked has a handshake, if the server speaks both eras. There a
-   handler can ask in the middle of a call. A result of a handler that is written for several rounds
-   is an error there. The client gets that error: the handler ran, and does not run again.
+   handler can ask in the middle of a call. A handler that asks by its result is served in the
+   modern era (``handler_eras.py``), and every handler is if the layer speaks only that one. The
+   question is the result of its own request there, so these requests share the child of rule 3.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.asks import Asks, kind_of
 from mcp_sessions.server.upstream.external.child import Child
-from mcp_sessions.server.upstream.external.child_requests import RequestSender
+from mcp_sessions.server.upstream.external.child_requests import ChildRefused, RequestSender
 from mcp_sessions.server.upstream.external.children import Children
+from mcp_sessions.server.upstream.external.handler_eras import HandlerEras
 from mcp_sessions.server.upstream.external.room import MOST
 from mcp_sessions.server.upstream.external.sessionless import Sessionless
 from mcp_sessions.server.upstream.external.slot import Slot
@@ -44,12 +46,22 @@ from mcp_sessions.server.upstream.rounds import Rounds
 class Sharing:
     _children: Children
     _rounds: Rounds
+    _eras: HandlerEras = field(init=False, default_factory=HandlerEras)
+
+    def asks_by_result(self, method: str | None, params: Mapping[str, Any] | None) -> bool:
+        """Whether a request of a client that can be asked goes in the modern era, if the server
+        speaks it.
+        """
+        children = self._children
+        if children.is_of_the_era_before or children.is_of_the_modern_era or method is None:
+            return False
+        return children.prefers_modern or self._eras.is_modern(method, params)
 
     def key(self, call: UpstreamCall, asks: Asks, *, hears: bool) -> Sessionless:
         """Return the key of the child for a request.
 
         Args:
-            asks: Requests that its client accepts.
+            asks: Requests that its client accepts, if its child may ask in the middle of a call.
             hears: Whether the request wants log messages.
         """
         if not (asks or hears) or self._children.names_requests:
@@ -64,13 +76,36 @@ class Sharing:
         method: str,
         params: dict[str, Any] | None,
     ) -> dict[str, Any]:
-        slot = self._free(find())
-        if slot is None:
-            await self._rounds.give_up_oldest(call.principal, call.share)
-            slot = self._free(find()) or self._busy(find())
+        slot = self._free(find()) or await self._room(find, call)
+        if sender is None or not sender.is_asked:
+            return await slot.request(call, sender, method, params)
+        code, kind = None, None
+        try:
+            result = await slot.request(call, sender, method, params)
+            kind = result.get("resultType")
+            return result
+        except ChildRefused as refused:
+            code = refused.error.get("code")
+            raise
+        finally:
+            if code is not None or kind is not None or slot.asking or self._eras.doubtful:
+                is_modern, has_asked = cast("Sessionless", slot.key).is_modern, call in slot.asking
+                slot.asking.discard(call)
+                self._eras.ended(
+                    method, params, is_modern=is_modern, has_asked=has_asked, code=code, kind=kind
+                )
+
+    async def _room(self, find: Callable[[], Slot], call: UpstreamCall) -> Slot:
+        """Return a slot for a request that found no room.
+
+        Raises:
+            UpstreamError: There is none.
+        """
+        await self._rounds.give_up_oldest(call.principal, call.share)
+        slot = self._free(find()) or self._busy(find())
         if slot is None:
             raise self._children.no_room(MOST)
-        return await slot.request(call, sender, method, params)
+        return slot
 
     def _busy(self, first: Slot) -> Slot | None:
         """Return the slot of a client with the fewest requests. None: none has any."""

@@ -122,6 +122,9 @@ class Slot:
     )
     """Running calls, and the modern-era client of each."""
 
+    asking: set[UpstreamCall] = field(init=False, default_factory=set["UpstreamCall"])
+    """Running calls outside of sessions that certainly asked."""
+
     unsure: Unsure = field(init=False, default_factory=Unsure)
     """Questions about one of several calls of one client."""
 
@@ -425,6 +428,8 @@ class Slot:
     ) -> dict[str, Any]:
         if not self.clients.is_one_client:
             return await self._asked_there(method, params, about)
+        if self.clients.is_sessionless and about in self.calls:
+            self.asking.add(about)
         failed: PeerError | None = None
         while True:
             open_calls = [call for call in self.calls if call.can_send_request]

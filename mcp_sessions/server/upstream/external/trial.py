@@ -46,7 +46,8 @@ async def tried(children: Children, slot: Slot) -> Mapping[str, Any]:
     child = await made(children.starter, slot, ANONYMOUS)
     is_kept = False
     try:
-        await begin(children.server, child, slot, children.ours, children.versions)
+        client = children.offered(children.ours)
+        await begin(children.server, child, slot, client, children.versions)
         is_kept = slot.clients.is_shared and children.keep(slot, child)
         return child.result
     finally:

@@ -72,11 +72,14 @@ class ExternalUpstream:
         declared: DeclaredHeaders,
         rounds: Rounds,
         remembers: bool,
+        prefers_modern: bool = False,
     ) -> None:
         self._asks_clients = policy.question_timeout > 0
         reachable = other_replicas if server.per == "session" else None
         away = rounds.give_up_oldest, rounds.gives_up_at
-        self.children = ChangingChildren(server, starter, HANDSHAKE_VERSIONS, OURS, *away)
+        self.children = ChangingChildren(
+            server, starter, HANDSHAKE_VERSIONS, OURS, *away, prefers_modern=prefers_modern
+        )
         self._trials = Background()
         self._wrapped = Wrapped(
             shell,

@@ -32,10 +32,19 @@ from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
 from mcp_sessions import method_names
-from mcp_sessions.core.messages import Notification, Request, decode, error_body, members_of
-from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
+from mcp_sessions.core.messages import (
+    PROTOCOL_VERSION_META,
+    Notification,
+    Request,
+    decode,
+    error_body,
+    members_of,
+    meta_of,
+)
+from mcp_sessions.eras import Eras
+from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
 from mcp_sessions.server.upstream.modern_rules import ModernRefusal
-from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
+from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 from mcp_sessions.stores.records import Peer
 
 SchemaOf = Callable[[str], Mapping[str, Any] | None]
@@ -60,7 +69,14 @@ def status_of(code: int) -> int:
 
 
 class SdkModernRules:
-    def __init__(self, upstream: SdkUpstream, declared: SchemaOf | None = None) -> None:
+    def __init__(
+        self, upstream: SdkUpstream, declared: SchemaOf | None = None, *, eras: Eras = "both"
+    ) -> None:
+        self.handshake_versions: frozenset[str] = (
+            HANDSHAKE_VERSIONS if eras != "2026" else frozenset()
+        )
+        self._is_spoken = eras != "2025"
+        self._speaks_one = eras != "both"
         self._upstream = upstream
         self._declared = declared
         # Tool → its input schema, if that declares no header.
@@ -77,11 +93,21 @@ class SdkModernRules:
         except (ValueError, RecursionError):
             return _refused(None, error_body(PARSE_ERROR, "Parse error"))
         if isinstance(decoded, dict) and "id" not in decoded:
-            return _notification(cast(dict[str, Any], decoded), http_request)
+            notification = cast(dict[str, Any], decoded)
+            error = self._of_another_era(notification.get("method"), None)
+            if error is not None:
+                return _refused(None, error, 400)
+            return _notification(notification, http_request)
         try:
             request = JSONRPCRequest.model_validate(decoded)
         except ValidationError:
             return _refused(None, error_body(INVALID_REQUEST, _INVALID_BODY))
+        error = None
+        if self._speaks_one:
+            error = self._of_another_era(request.method, request.params)
+        if error is not None:
+            # The status that hosts fall back from. Some fail at a 404.
+            return _refused(request.id, error, 400)
         # Other headers decide nothing here, and there are more of them.
         raw = http_request.scope["headers"]
         headers = [
@@ -148,7 +174,26 @@ class SdkModernRules:
             return False
         return True
 
+    def _of_another_era(self, method: object, params: Any) -> dict[str, Any] | None:
+        """Return the error of a request of an era that the layer does not speak. None: it speaks
+        that.
+
+        All hosts begin with a handshake after "Method not found". Some do not after the error for a
+        version, which the handshake era does not have.
+        """
+        if not self._is_spoken:
+            return error_body(METHOD_NOT_FOUND, "Method not found", method)
+        is_handshake = method == method_names.INITIALIZE and self._speaks_one
+        if not is_handshake or PROTOCOL_VERSION_META in meta_of(params):
+            return None
+        requested = members_of(params).get("protocolVersion")
+        refused = unsupported_protocol_version_rejection(str(requested))
+        return error_body(refused.code, refused.message, refused.data) if refused else None
+
     def client(self, method: str, params: Any) -> Peer | tuple[int, str, Any]:
+        error = self._of_another_era(method, params)
+        if error is not None:
+            return error["code"], error["message"], error.get("data")
         route = classify_inbound_request({"method": method, "params": params})
         if isinstance(route, InboundLadderRejection):
             return route.code, route.message, route.data
@@ -200,9 +245,15 @@ def _rejected(request_id: str | int | None, rejection: InboundLadderRejection) -
     return _refused(request_id, error)
 
 
-def _refused(request_id: str | int | None, error: dict[str, Any]) -> ModernRefusal:
-    """Write an error as the SDK's modern entry does: an unknown id comes last, as null."""
+def _refused(
+    request_id: str | int | None, error: dict[str, Any], status: int | None = None
+) -> ModernRefusal:
+    """Write an error as the SDK's modern entry does: an unknown id comes last, as null.
+
+    Args:
+        status: None: that of the error's code.
+    """
     message: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id, "error": error}
     if request_id is None:
         message = {"jsonrpc": "2.0", "error": error, "id": None}
-    return ModernRefusal(status_of(error["code"]), dumps(message))
+    return ModernRefusal(status or status_of(error["code"]), dumps(message))

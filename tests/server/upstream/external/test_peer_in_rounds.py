@@ -5,7 +5,6 @@ import gc
 import json
 import os
 import signal
-import sys
 import weakref
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -16,13 +15,12 @@ import mcp_types as types
 import pytest
 from mcp.client import Client
 
-from mcp_sessions import Conversations, HTTPServer, SessionLayer, StdioServer
+from mcp_sessions import Conversations, HTTPServer, SessionLayer
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.child_requests import RequestSender
 from mcp_sessions.server.upstream.external.server_messages import Notifier
 from mcp_sessions.server.upstream.external.slot import Clients, Services, Slot
 from mcp_sessions.server.upstream.port import PeerError, PeerRequest, UpstreamCall
-from tests.house.source import ROOT
 from tests.server.upstream.external.test_upstream import calls, user
 from tests.support.children import child, child_world, is_alive, until
 from tests.support.duplex import listening
@@ -313,34 +311,6 @@ async def test_a_layer_behind_a_layer_has_its_own_calls_back() -> None:
                 assert asked["resultType"] == "input_required"
                 result = await client.send("tools/call", again(asked, TWO)).result()
                 assert json.loads(text_of(result)) == TWO
-
-
-async def test_no_answer_of_a_server_of_both_eras_has_a_call_run_twice_or_changes_other_calls(
-    tmp_path: Path,
-) -> None:
-    """A stock handler asks in the era with a handshake only. It returns ``InputRequiredResult`` in
-    its own era only: in the other one the SDK answers that the result is invalid, as it does for
-    any invalid result.
-    """
-    noted = tmp_path / "calls"
-    server = StdioServer(
-        sys.executable, "-m", "tests.support.asking", env={"RUNS": str(noted)}, cwd=str(ROOT)
-    )
-    async with world(server=server) as w:
-        client = asking(w)
-
-        async def result(params: Json) -> Json:
-            sent = client.send("tools/call", params)
-            # A process of the SDK's starts slowly.
-            await sent.reply.until(lambda: sent.reply.ended, "it is answered", within=60)
-            return await sent.result()
-
-        for _ in range(2):
-            asked = await result(QUESTION)
-            assert text_of(await result(again(asked, TWO))) == "accept: two"
-            refused = client.send("tools/call", {"name": "rounds", "arguments": {}})
-            assert (await refused.error())["code"] == -32603
-        assert calls(noted) == ["how many?", "rounds"] * 2
 
 
 async def test_a_stock_client_answers_what_it_is_asked() -> None:
