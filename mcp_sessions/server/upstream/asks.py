@@ -26,6 +26,8 @@ Asks = Mapping[str, Mapping[str, Any]]
 own, so values hold only names of the protocol, and no other text of a client.
 """
 
+NOTHING_ASKED: Final[Asks] = {}
+
 
 def asks_of(capabilities: object) -> Asks:
     declared = members_of(capabilities)

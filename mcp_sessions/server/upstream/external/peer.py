@@ -16,7 +16,7 @@ from mcp_sessions.core.named import NAMING
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.asks import Asks
+from mcp_sessions.server.upstream.asks import NOTHING_ASKED, Asks
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import ANSWERING
 from mcp_sessions.server.upstream.external.child_spans import Spans
@@ -456,7 +456,7 @@ class ExternalPeer:
                 if self._asks is None or not isinstance(who, Principal):
                     return who
                 if self._sessionless is None:
-                    asks = self._asks if not self._asks_by_result else {}
+                    asks = self._asks if not self._asks_by_result else NOTHING_ASKED
                     self._sessionless = self._wrapped.sharing.key(call, asks, hears=self._hears)
                 return self._sessionless
 
@@ -477,7 +477,7 @@ class ExternalPeer:
             # A server of the handshake era learns from it which requests the client accepts. In the
             # modern era it learns that from each request.
             is_modern = isinstance(key, Sessionless) and key.is_modern
-            client = {**client, "capabilities": self._asks if not is_modern else {}}
+            client = {**client, "capabilities": NOTHING_ASKED if is_modern else self._asks}
         services = self._wrapped.services
         if isinstance(key, Sessionless):
             if key.is_modern:
