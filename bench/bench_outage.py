@@ -34,7 +34,7 @@ import anyio
 from mcp import Client
 
 from bench.rows import Row, report
-from mcp_sessions.client.resume_report import ResumeOutcome
+from mcp_sessions.client.reports import ResumeOutcome
 from mcp_sessions.client_transport import resumable
 from tests.support import apps
 from tests.support.processes import KilledServer

@@ -25,10 +25,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mcp_sessions.client.jar import FileJar
-    from mcp_sessions.client.open_calls import OpenCall
+    from mcp_sessions.client.jar import FileJar, OpenCall
     from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-    from mcp_sessions.client.resume_report import ConnectionLost, KnownSession, ResumeOutcome
+    from mcp_sessions.client.reports import ConnectionLost, KnownSession, ResumeOutcome
     from mcp_sessions.client.sdk import ResumableTransport, is_outcome_unknown
     from mcp_sessions.client_transport import resumable
     from mcp_sessions.conversations import Conversations
@@ -96,15 +95,15 @@ _DEFINED_IN = {
     "DataConflict": "mcp_sessions.errors",
     "FileJar": "mcp_sessions.client.jar",
     "HTTPServer": "mcp_sessions.http_server",
-    "KnownSession": "mcp_sessions.client.resume_report",
+    "KnownSession": "mcp_sessions.client.reports",
     "LimitReached": "mcp_sessions.errors",
-    "OpenCall": "mcp_sessions.client.open_calls",
+    "OpenCall": "mcp_sessions.client.jar",
     "Principal": "mcp_sessions.principal",
     "ReconnectPolicy": "mcp_sessions.client.reconnect_policy",
     "RedisStore": "mcp_sessions.stores.redis.redis_store",
     "ResumableTransport": "mcp_sessions.client.sdk",
-    "ConnectionLost": "mcp_sessions.client.resume_report",
-    "ResumeOutcome": "mcp_sessions.client.resume_report",
+    "ConnectionLost": "mcp_sessions.client.reports",
+    "ResumeOutcome": "mcp_sessions.client.reports",
     "SQLiteStore": "mcp_sessions.stores.sqlite.sqlite_store",
     "SessionHandle": "mcp_sessions.server.requests.handle",
     "SessionInfo": "mcp_sessions.server.dispatch.admin",

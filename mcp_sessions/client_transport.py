@@ -21,7 +21,7 @@ from mcp_sessions.argument_types import checked
 from mcp_sessions.client.dialer import Dialer
 from mcp_sessions.client.jar import Jar
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.client.resume_report import OnLost, OnResume
+from mcp_sessions.client.reports import OnLost, OnResume
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.core.addresses import HTTP, HTTP_AND_WEBSOCKET, wrong_address
 from mcp_sessions.core.headers import sendable_headers

@@ -36,8 +36,8 @@ from mcp import ClientSession
 from mcp.shared.exceptions import NoBackChannelError
 
 from mcp_sessions import client_transport
-from mcp_sessions.client.open_calls import OpenCall
-from mcp_sessions.client.resume_report import KnownSession, ResumeOutcome
+from mcp_sessions.client.jar import OpenCall
+from mcp_sessions.client.reports import KnownSession, ResumeOutcome
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.errors import DataConflict
 from mcp_sessions.server.requests.handle import SessionHandle, current_session

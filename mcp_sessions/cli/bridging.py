@@ -25,15 +25,16 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from mcp_sessions import method_names
-from mcp_sessions.client import rpc
+from mcp_sessions.client import messages
 from mcp_sessions.client.application import Callbacks
-from mcp_sessions.client.dialer import Dialer, Json
+from mcp_sessions.client.dialer import Dialer
 from mcp_sessions.client.jar import JarSlot
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.resuming import ResumingClient
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.core.messages import (
+    Json,
     Malformed,
     RequestId,
     decode,
@@ -206,7 +207,7 @@ class HostPipe:
     async def _refuse(self, question_id: RequestId) -> None:
         text = "the host's input has ended: nobody can answer"
         if self._client is not None:
-            await self._client.take(rpc.error_answer(question_id, INTERNAL_ERROR, text), {})
+            await self._client.take(messages.error_answer(question_id, INTERNAL_ERROR, text), {})
 
     # --- to the host -------------------------------------------------------------------------
 

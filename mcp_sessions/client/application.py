@@ -1,4 +1,15 @@
-"""Hold the application's side: its requests, its open questions, and what it is notified of."""
+"""Hold the application's side: its requests, its listen streams, its open questions, and what it is
+notified of.
+
+In the modern era a session has one listen stream; an application may open several. On the wire
+there is one, whose filter is what all of them ask together. `Listens` makes the application's of
+it, each with its own acknowledgement, its own subscription id and its own part of the events.
+
+Rules that must hold, and that ``tests/client/test_listen_streams.py`` owns:
+
+1. An event reaches each of the application's streams that asked for it, once.
+2. A stream that is cut on the wire is not cut for the application.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +17,16 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from mcp_sessions import method_names
-from mcp_sessions.client import explaining, rpc
-from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure, Json
-from mcp_sessions.client.explaining import Loss
-from mcp_sessions.client.known_server import KnownServer
-from mcp_sessions.client.listen_streams import Listens
+from mcp_sessions.client import messages, reports
+from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure
+from mcp_sessions.client.reports import ConnectionLost, Loss, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.requests import PendingRequest, Questions, Requests
-from mcp_sessions.client.resume_report import ConnectionLost, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.state import Runtime
+from mcp_sessions.core.listen_messages import FLAGS
+from mcp_sessions.core.messages import Json, RequestId, encode, members_of, meta_of, texts_of
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 
 logger = logging.getLogger(__name__)
@@ -24,6 +34,164 @@ logger = logging.getLogger(__name__)
 _Value = TypeVar("_Value")
 
 _CLOSED = "the transport was closed"
+
+_FLAGS = {method_names.CHANGED[kind]: flag for kind, flag in FLAGS.items()}
+
+
+def _filter_of(message: Json) -> Json:
+    return members_of(members_of(message.get("params")).get("notifications"))
+
+
+def _uris(wanted: Mapping[str, Any]) -> list[str]:
+    return texts_of(wanted.get("resourceSubscriptions"))
+
+
+@dataclass(slots=True)
+class _Listening:
+    request: PendingRequest
+    wanted: Json
+    is_acknowledged: bool = False
+
+    def acknowledge(self, honored: Json) -> Json:
+        self.is_acknowledged = True
+        mine: Json = {
+            flag: True for flag in _FLAGS.values() if self.wanted.get(flag) and honored.get(flag)
+        }
+        known = set(_uris(honored))
+        uris = [uri for uri in _uris(self.wanted) if uri in known]
+        if uris:
+            mine["resourceSubscriptions"] = uris
+        meta = {messages.SUBSCRIPTION_ID: self.request.app_id}
+        return messages.notification(
+            method_names.ACKNOWLEDGED, {"notifications": mine, "_meta": meta}
+        )
+
+
+@dataclass(slots=True)
+class Listens:
+    wire_id: str | None = None
+    """The id of the one on the wire; None: there is none."""
+
+    _open: dict[RequestId, _Listening] = field(default_factory=dict[RequestId, _Listening])
+    _on_wire: Json = field(default_factory=dict[str, Any])
+    _honored: Json | None = None
+    _count: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def add(self, request: PendingRequest) -> None:
+        self._open[request.app_id] = _Listening(request, _filter_of(request.message))
+
+    def remove(self, app_id: RequestId) -> bool:
+        return self._open.pop(app_id, None) is not None
+
+    def has(self, pending: PendingRequest) -> bool:
+        known = self._open.get(pending.app_id)
+        return known is not None and known.request is pending
+
+    def cut(self) -> None:
+        self.wire_id = None
+
+    @property
+    def is_answered(self) -> bool:
+        return self._honored is not None
+
+    def is_covered(self) -> bool:
+        if self.wire_id is None:
+            return False
+        needed = self._union()
+        flags = all(self._on_wire.get(flag) for flag in _FLAGS.values() if needed.get(flag))
+        return flags and set(_uris(needed)) <= set(_uris(self._on_wire))
+
+    def next_request(self) -> Json:
+        """Build the listen request to send: the application's newest, with all filters."""
+        self._count += 1
+        self.wire_id = f"mcp-sessions-listen-{self._count}"
+        self._on_wire, self._honored = self._union(), None
+        newest = list(self._open.values())[-1].request.message
+        params = {**cast("Json", newest.get("params") or {}), "notifications": self._on_wire}
+        return {**newest, "id": self.wire_id, "params": params}
+
+    def headers(self) -> Mapping[str, str]:
+        return list(self._open.values())[-1].request.headers
+
+    def _union(self) -> Json:
+        union: Json = {}
+        uris: dict[str, None] = {}
+        for listening in self._open.values():
+            for flag in _FLAGS.values():
+                if listening.wanted.get(flag):
+                    union[flag] = True
+            uris.update(dict.fromkeys(_uris(listening.wanted)))
+        if uris:
+            union["resourceSubscriptions"] = list(uris)
+        return union
+
+    def acknowledged(self, params: Mapping[str, Any] | None) -> list[Json]:
+        self._honored = members_of((params or {}).get("notifications"))
+        return self.not_yet_acknowledged()
+
+    def not_yet_acknowledged(self) -> list[Json]:
+        """Return the acknowledgements for streams that the open request covers already."""
+        honored = self._honored
+        if honored is None or not self.is_covered():
+            return []
+        return [
+            listening.acknowledge(honored)
+            for listening in list(self._open.values())
+            if not listening.is_acknowledged
+        ]
+
+    def largest(self) -> PendingRequest | None:
+        fresh = [each for each in self._open.values() if not each.is_acknowledged]
+        requests = [each.request for each in fresh or self._open.values()]
+        return max(requests, key=lambda each: len(encode(each.message)), default=None)
+
+    def is_acknowledgement(self, message: Json) -> bool:
+        if message.get("method") != method_names.ACKNOWLEDGED or self.wire_id is None:
+            return False
+        meta = meta_of(cast("Json | None", message.get("params")))
+        return meta.get(messages.SUBSCRIPTION_ID) == self.wire_id
+
+    def parts(self, message: Json) -> list[Json]:
+        method = message.get("method")
+        flag = _FLAGS.get(cast(str, method))
+        uri = cast("Json", message.get("params") or {}).get("uri")
+        exact = any(uri in _uris(listening.wanted) for listening in self._open.values())
+        parts: list[Json] = []
+        for app_id, listening in self._open.items():
+            if flag is not None:
+                wants = bool(listening.wanted.get(flag))
+            elif method == method_names.RESOURCE_UPDATED:
+                # A resource that no stream names is below one that a stream names. Only the server
+                # knows below which.
+                uris = _uris(listening.wanted)
+                wants = uri in uris if exact else bool(uris)
+            else:
+                wants = True
+            if wants and listening.is_acknowledged:
+                parts.append(messages.marked(message, {messages.SUBSCRIPTION_ID: app_id}))
+        return parts
+
+    def everything(self) -> list[Json]:
+        """Return one change for each filter after a gap, so that all is read again."""
+        parts: list[Json] = []
+        for app_id, listening in self._open.items():
+            if not listening.is_acknowledged:
+                continue
+            parts.extend(
+                messages.marked(message, {messages.SUBSCRIPTION_ID: app_id})
+                for message in everything(listening.wanted)
+            )
+        return parts
+
+
+def everything(wanted: Mapping[str, Any]) -> list[Json]:
+    lists = [messages.notification(method) for method, flag in _FLAGS.items() if wanted.get(flag)]
+    return lists + [
+        messages.notification(method_names.RESOURCE_UPDATED, {"uri": uri}) for uri in _uris(wanted)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +209,6 @@ class Callbacks:
 @dataclass(slots=True, eq=False, repr=False)
 class Application:
     _callbacks: Callbacks
-    _peer: KnownServer
     _runtime: Runtime
     deliver: Callable[[Json], Awaitable[None]] = field(init=False)
     hang_up: Callable[[], Awaitable[None]] = field(init=False)
@@ -67,17 +234,13 @@ class Application:
         await self.hang_up()
 
     async def answer(self, pending: PendingRequest, code: int, text: str, data: Any = None) -> None:
-        await self.conclude(pending, rpc.error_answer(pending.app_id, code, text, data))
+        await self.conclude(pending, messages.error_answer(pending.app_id, code, text, data))
 
     async def conclude(self, pending: PendingRequest, answer: Json) -> None:
         if self.requests.done(pending):
             self.listens.remove(pending.app_id)
             await self.deliver({**answer, "id": pending.app_id})
-            self.forget(pending)
-
-    def forget(self, pending: PendingRequest) -> None:
-        self._peer.hosted.settled(pending)
-        pending.settled.set()
+            pending.settled.set()
 
     async def give_up_on(self, pending: PendingRequest, cause: str = "") -> None:
         """Answer what the server will not answer any more.
@@ -88,33 +251,21 @@ class Application:
         lasted = self.loss.lasted(self._runtime.clock()) if self.loss is not None else ""
         if pending.first_sent is not None:
             cause = cause or pending.cause or lasted or _CLOSED
-            text = explaining.may_have_run(pending.message, cause)
+            text = reports.may_have_run(pending.message, cause)
             await self.answer(pending, OUTCOME_UNKNOWN, text)
         else:
             cause = cause or lasted or pending.cause or _CLOSED
-            text = explaining.not_sent(pending.message, cause)
+            text = reports.not_sent(pending.message, cause)
             await self.answer(pending, CONNECTION_CLOSED, text)
-
-    async def report_everything_changed(self) -> None:
-        """Ask the application to read everything again after a gap in its events (CLI4)."""
-        if self._peer.is_modern:
-            for message in self.listens.everything():
-                await self.deliver(message)
-            return
-        for name in () if self._peer.hosted.has_attached else self._peer.abilities.lists:
-            # A session of its own tells it of the lists (EVT11).
-            await self.deliver(rpc.notification(method_names.CHANGED[name]))
-        for uri in list(self._peer.subscribed):
-            await self.deliver(rpc.notification(method_names.RESOURCE_UPDATED, {"uri": uri}))
 
     async def forget_questions(self) -> None:
         for question_id in self.questions.forget():
             params = {"requestId": question_id, "reason": "the session of the server has ended"}
-            await self.deliver(rpc.notification(method_names.CANCELLED, params))
+            await self.deliver(messages.notification(method_names.CANCELLED, params))
 
     def lost(self, address: str, failure: Failure) -> None:
         """Log that the connection is lost, and call ``on_lost``: once until it is replaced."""
-        cause, known = explaining.cause_of(failure, address), self.loss
+        cause, known = reports.cause_of(failure, address), self.loss
         if known is not None:
             # The cause may change: refused first, then 502.
             self.loss = Loss(cause, known.since)

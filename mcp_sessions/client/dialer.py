@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from anyio.abc import TaskStatus
 
-from mcp_sessions.core.messages import RequestId
+from mcp_sessions.core.messages import Json, RequestId
 from mcp_sessions.core.resume import FailureCause
-
-Json = dict[str, Any]
 
 CONNECTION_CLOSED = -32000
 """The SDK's code for a request that a lost connection leaves without an answer."""

@@ -9,6 +9,12 @@ Rules that must hold, and that ``tests/client/test_jar.py`` owns:
 3. Two processes may use one file. Each has a session of its own, since a session has one
    connection: the second to come gets another one, and both are kept.
 
+4. A call whose result asks the user is remembered before the application gets the questions,
+   and forgotten with the answer to the request that continues it. In the 2026 era such a call waits
+   for the next request, which carries its ``requestState``. So a program that stops in between
+   continues the call in its next run. The calls are bounded in number and in bytes; the oldest are
+   forgotten first.
+
 The state and the id are credentials; nothing here logs them.
 """
 
@@ -20,14 +26,14 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Generator
-from dataclasses import asdict, dataclass
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Final, Protocol
 
 from mcp_sessions.argument_types import checked
-from mcp_sessions.client.open_calls import OpenCall, open_call_of
-from mcp_sessions.core.messages import entries_of, members_of
+from mcp_sessions.core.messages import Json, encode, entries_of, members_of
 from mcp_sessions.core.resume import EventId
 
 logger = logging.getLogger(__name__)
@@ -36,6 +42,92 @@ SLOTS = 16
 """Processes that can keep a session of the same server and user at the same time."""
 
 _VERSION = 1
+
+_MOST: Final = 16
+_MOST_BYTES: Final = 65_536
+
+_NOT_ITS_OWN: Final = frozenset({"_meta", "inputResponses", "requestState"})
+"""Members of a request that belong to one round of a call only."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """A call of this session that waits for answers of the user.
+
+    To continue it, send the request again with this ``request_state``::
+
+        for call in transport.open_calls:
+            if call.method == "tools/call":
+                name, arguments = call.params["name"], call.params.get("arguments")
+                await client.call_tool(name, arguments, request_state=call.request_state)
+
+    The server asks the same questions again, and the callbacks of the client answer them.
+    """
+
+    method: str
+    """``tools/call``, ``prompts/get`` or ``resources/read``."""
+
+    params: Json
+    """The request's params, without ``_meta``."""
+
+    questions: Json
+    """Name of a question → its ``method`` and ``params``."""
+
+    request_state: str = field(repr=False)
+    """Names the call at the server. Do not log it."""
+
+
+class OpenCalls:
+    def __init__(self) -> None:
+        self._calls: OrderedDict[str, OpenCall] = OrderedDict()
+
+    def all(self) -> tuple[OpenCall, ...]:
+        return tuple(self._calls.values())
+
+    def restart(self, calls: Iterable[OpenCall] = ()) -> None:
+        self._calls = OrderedDict((call.request_state, call) for call in calls)
+
+    def answered(self, request: Mapping[str, Any], result: Mapping[str, Any] | None) -> bool:
+        """Note the answer to a request of the application.
+
+        Args:
+            result: None: the answer is an error.
+
+        Returns:
+            Whether the open calls changed.
+        """
+        params = members_of(request.get("params"))
+        continued = params.get("requestState")
+        changed = self._calls.pop(continued, None) if isinstance(continued, str) else None
+        call = _asks(str(request.get("method")), params, result or {})
+        if call is not None and _size(call) <= _MOST_BYTES:
+            self._calls[call.request_state] = call
+            while len(self._calls) > _MOST or sum(map(_size, self._calls.values())) > _MOST_BYTES:
+                self._calls.popitem(last=False)
+        return changed is not None or call is not None
+
+
+def open_call_of(saved: object) -> OpenCall | None:
+    members = members_of(saved)
+    method, state = members.get("method"), members.get("request_state")
+    if not isinstance(method, str) or not isinstance(state, str):
+        return None
+    params, questions = members_of(members.get("params")), members_of(members.get("questions"))
+    return OpenCall(method, params, questions, state)
+
+
+def _size(call: OpenCall) -> int:
+    return len(encode((call.params, call.questions, call.request_state)))
+
+
+def _asks(method: str, params: Mapping[str, Any], result: Mapping[str, Any]) -> OpenCall | None:
+    if result.get("resultType") != "input_required":
+        return None
+    state, questions = result.get("requestState"), members_of(result.get("inputRequests"))
+    if not isinstance(state, str) or not questions:
+        return None
+    own = {name: value for name, value in params.items() if name not in _NOT_ITS_OWN}
+    return OpenCall(method, own, questions, state)
 
 
 @dataclass(frozen=True, slots=True)

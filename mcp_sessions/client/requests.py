@@ -1,4 +1,5 @@
-"""Track the application's open requests, and the server's open questions.
+"""Track what is open: the application's requests, the server's questions, and the client's own
+requests.
 
 Rules that must hold, and that ``tests/client/test_requests.py`` owns:
 
@@ -8,6 +9,7 @@ Rules that must hold, and that ``tests/client/test_requests.py`` owns:
    and a given answer is repeated from memory.
 3. A question that the server gave up gets no answer. No answer for one server goes to another
    that counts its questions from 0 again.
+4. A request of the client's own is answered or fails within a bounded time.
 """
 
 from __future__ import annotations
@@ -20,10 +22,13 @@ from typing import cast
 
 import anyio
 
-from mcp_sessions.client.dialer import Json, Link
-from mcp_sessions.core.messages import RequestId, meta_of, progress_token
+from mcp_sessions import method_names
+from mcp_sessions.client import messages
+from mcp_sessions.client.dialer import Failed, Failure, Link
+from mcp_sessions.core.messages import Json, RequestId, meta_of, progress_token
 from mcp_sessions.core.recent import Recent
-from mcp_sessions.core.resume import SessionView
+from mcp_sessions.core.resume import FailureCause, SessionView
+from mcp_sessions.errors import INTERNAL_ERROR
 
 _ANSWERS_KEPT = 256
 _WITHDRAWN_KEPT = 256
@@ -44,6 +49,8 @@ class PendingRequest:
 
     key: str | None = field(init=False, default=None)
     session_id: str | None = field(init=False, default=None)
+    """The session that it was sent in, or that the application gave it (`is_hosts`)."""
+
     generation: int = field(init=False, default=-1)
     """The number of the session that it was sent in."""
 
@@ -73,10 +80,7 @@ class PendingRequest:
     """The highest that the application was notified of."""
 
     is_hosts: bool = field(init=False, default=False)
-    """The application manages its sessions, and this request with them (`hosted`)."""
-
-    hosted: str | None = field(init=False, default=None)
-    """The session of the application that it belongs to."""
+    """The application manages its sessions, and this request with them."""
 
     is_acknowledged: bool = field(init=False, default=False)
     """A listen stream, of which the application knows that it is open."""
@@ -148,7 +152,9 @@ class PendingRequest:
             self.forget_sending()
 
     def forget_sending(self) -> None:
-        self.key = self.first_sent = self.session_id = self.link = None
+        self.key = self.first_sent = self.link = None
+        if not self.is_hosts:
+            self.session_id = None
         self.is_named_here = False
         self.generation = -1
         self.key_lifetime = math.inf
@@ -202,6 +208,18 @@ class Requests:
         for pending in self._open.values() if token is not None else ():
             if progress_token(meta_of(cast("Json | None", pending.message.get("params")))) == token:
                 return pending
+        return None
+
+    def listen_of(self, session_id: str, *, is_open: bool) -> PendingRequest | None:
+        """Return the newest listen stream of the application for one of its sessions.
+
+        Args:
+            is_open: Only one of which the application knows that it is open.
+        """
+        for pending in reversed(list(self._open.values())):
+            if pending.session_id == session_id and pending.method == method_names.LISTEN:
+                if pending.is_acknowledged or not is_open:
+                    return pending
         return None
 
     def is_open(self, pending: PendingRequest) -> bool:
@@ -278,3 +296,99 @@ class Questions:
 
     def undelivered(self) -> list[tuple[RequestId, Json]]:
         return list(self._undelivered.items())
+
+
+# --- the client's own ------------------------------------------------------------------------
+
+
+class RequestRefused(Exception):
+    """The server answered a request of ours with an error."""
+
+    def __init__(self, error: Json) -> None:
+        super().__init__(f"refused: {error.get('code')}")
+        self.code: int = error.get("code", INTERNAL_ERROR)
+        self.error = error
+
+
+@dataclass(slots=True)
+class _Waiter:
+    link: Link
+    done: anyio.Event = field(default_factory=anyio.Event)
+    outcome: Json | Failure | None = None
+    """The answer, or why there is none."""
+
+    def settle(self, outcome: Json | Failure) -> bool:
+        if self.done.is_set():
+            return False
+        self.outcome = outcome
+        self.done.set()
+        return True
+
+
+class Exchanges:
+    """The client's own requests that are open.
+
+    Args:
+        timeout: Seconds that one exchange may take.
+    """
+
+    def __init__(self, *, timeout: float) -> None:
+        self._timeout = timeout
+        self._open: dict[object, _Waiter] = {}
+        self._count = 0
+
+    async def ask(
+        self,
+        link: Link,
+        method: str,
+        params: Json | None,
+        envelope: messages.Envelope | None = None,
+        *,
+        within: float | None = None,
+    ) -> Json:
+        """The result of a request of ours.
+
+        Raises:
+            RequestRefused: The server answered with an error.
+            Failed: There is no answer, or there was none in time.
+        """
+        self._count += 1
+        request_id = f"mcp-sessions-{self._count}"
+        message, headers = messages.request(request_id, method, params, envelope)
+        waiter = self._open[request_id] = _Waiter(link)
+        seconds = within if within is not None else self._timeout
+        try:
+            with anyio.fail_after(seconds):
+                await link.send(message, headers)
+                await waiter.done.wait()
+        except TimeoutError:
+            text = f"{link.name}: no answer to {method} within {seconds:g} s"
+            raise Failed(Failure(FailureCause.SILENT, text)) from None
+        finally:
+            del self._open[request_id]
+            if waiter.outcome is None:
+                link.abandon(request_id)
+        outcome = cast("Json | Failure", waiter.outcome)
+        if isinstance(outcome, Failure):
+            if outcome.is_answer and outcome.error is not None:
+                raise RequestRefused(outcome.error)
+            raise Failed(outcome)
+        if "error" in outcome:
+            raise RequestRefused(cast("Json", outcome["error"]))
+        return cast("Json", outcome.get("result") or {})
+
+    def answered(self, message: Json) -> bool:
+        return self._settle(message.get("id"), message)
+
+    def failed(self, request_id: object, failure: Failure) -> bool:
+        """Take a failure; False: it is of none of ours, or comes after another outcome."""
+        return self._settle(request_id, failure)
+
+    def _settle(self, request_id: object, outcome: Json | Failure) -> bool:
+        waiter = self._open.get(request_id)
+        return waiter is not None and waiter.settle(outcome)
+
+    def down(self, link: Link, failure: Failure) -> None:
+        for waiter in self._open.values():
+            if waiter.link is link:
+                waiter.settle(failure)

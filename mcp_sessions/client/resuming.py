@@ -1,26 +1,26 @@
 """The resuming client: an application's messages on one side, links on the other.
 
-Every message comes and goes here, and is given to the part that knows what it means: `sending` and
-`outbox` send what the application says; `listener` keeps the modern era's event stream; `recovery`
-gets to a session that works, by `control`; `losses` sees when it has to. Their facts are in `state`
-(the phase and the link), `peer` (the server and the session) and `application`. Each is its own
-only writer.
+Every message comes and goes here, and is given to the part that knows what it means: `sending`
+sends what the application says; `listening` keeps the modern era's event stream; `connection_loss`
+gets to a session that works, by `control`. Their facts are in `state` (the phase and the links),
+`sessions` (the server and the table of sessions) and `application`. Each is its own only writer.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import anyio
 import anyio.to_thread
 
 from mcp_sessions import method_names
-from mcp_sessions.client import explaining, hosted_requests, rpc, stamping
-from mcp_sessions.client.application import Application, Callbacks
-from mcp_sessions.client.connecting import Connector
-from mcp_sessions.client.control import SessionControl
+from mcp_sessions.client import messages, reports
+from mcp_sessions.client.application import Application, Callbacks, everything
+from mcp_sessions.client.connection_loss import Recovery, Way
+from mcp_sessions.client.control import Connector, SessionControl
 from mcp_sessions.client.dialer import (
     SHUTTING_DOWN,
     Accepted,
@@ -29,7 +29,6 @@ from mcp_sessions.client.dialer import (
     Down,
     Event,
     Failure,
-    Json,
     Link,
     Missed,
     Received,
@@ -40,31 +39,21 @@ from mcp_sessions.client.dialer import (
     StreamUnsure,
     Unanswered,
 )
-from mcp_sessions.client.first_link import Opening
-from mcp_sessions.client.jar import JarSlot, SavedSession
-from mcp_sessions.client.known_server import KnownServer
-from mcp_sessions.client.listener import Listener
-from mcp_sessions.client.losses import Losses
-from mcp_sessions.client.open_calls import OpenCall
-from mcp_sessions.client.outbox import ClientOutbox
-from mcp_sessions.client.own_requests import Exchanges
-from mcp_sessions.client.pushing import Pushing, as_modern
-from mcp_sessions.client.reattaching import Reattaching
-from mcp_sessions.client.recovery import Recovery, Way
-from mcp_sessions.client.requests import PendingRequest
-from mcp_sessions.client.resume_report import KnownSession, ResumeOutcome
+from mcp_sessions.client.jar import JarSlot, OpenCall, SavedSession
+from mcp_sessions.client.listening import Listener
+from mcp_sessions.client.reports import KnownSession, ResumeOutcome
+from mcp_sessions.client.requests import Exchanges, PendingRequest
 from mcp_sessions.client.sending import Sender
-from mcp_sessions.client.server_addresses import Addresses
-from mcp_sessions.client.state import ClientState, LinkChange, Phase, Runtime
-from mcp_sessions.core.messages import RequestId, meta_of
-from mcp_sessions.core.resume import event_id_of
-from mcp_sessions.errors import (
-    INTERNAL_ERROR,
-    SESSION_DETACHED,
-    SESSION_NOT_FOUND,
-)
+from mcp_sessions.client.sessions import KnownServer, session_named
+from mcp_sessions.client.state import Addresses, ClientState, LinkChange, Phase, Runtime
+from mcp_sessions.core.messages import SESSION_META, Json, RequestId, members_of, meta_of
+from mcp_sessions.core.resume import event_id_of, is_session_id
+from mcp_sessions.errors import INTERNAL_ERROR, SESSION_DETACHED, SESSION_NOT_FOUND
 
 logger = logging.getLogger(__name__)
+
+_LAST_ANSWERS = 2.0
+"""Seconds for the answers of what ran in a session that the application ended."""
 
 
 class ResumingClient:
@@ -85,31 +74,31 @@ class ResumingClient:
         policy = runtime.policy
         base, cap = policy.backoff_base, policy.backoff_cap
         addresses = Addresses(dialers, base=base, cap=cap, longest_rest=policy.give_up_after)
-        self._exchanges = exchanges = Exchanges(timeout=policy.connect_timeout)
         self._runtime = runtime
+        self._exchanges = exchanges = Exchanges(timeout=policy.connect_timeout)
         self._peer = peer = KnownServer(instance=runtime.mint_key())
-        self._state = state = ClientState(runtime, peer, addresses)
-        self._app = app = Application(callbacks, peer, runtime)
-        self._control = control = SessionControl(runtime, peer, exchanges)
+        self._state = state = ClientState(runtime, addresses)
+        self._app = app = Application(callbacks, runtime)
         connector = Connector(runtime, peer, self._on_event)
-        pushing = Pushing(peer, exchanges, connector)
-        hosted = Reattaching(peer, app, control, pushing)
+        self._control = control = SessionControl(runtime, state, peer, app, exchanges, connector)
         self._recovery = recovery = Recovery(
-            runtime, state, peer, app, control, hosted, connector, self._on_ready
+            runtime, state, peer, app, control, connector, self._on_ready, self._send
         )
-        self._listener = listener = Listener(runtime, state, peer, app, control, recovery)
-        self._outbox = outbox = ClientOutbox(state, peer, app, listener, hosted)
-        self._sender = sender = Sender(runtime, state, peer, app, recovery, listener, outbox)
-        self._reattaching = hosted
-        self._losses = Losses(runtime, state, peer, app, exchanges, recovery, sender)
-        self._opening = Opening(runtime, state, app, recovery, sender)
+        restart = partial(recovery.begin, Way.RESTART)
+        self._listener = listener = Listener(
+            runtime, state, peer, app, control, recovery.lose, restart
+        )
+        self._sender = Sender(runtime, state, peer, app, control, recovery, listener)
         self._slot = slot
         self._jar_content: SavedSession | None = None
         self._saving = anyio.Lock()
 
     async def _on_ready(self, link: Link) -> None:
-        await self._losses.catch_up(link)
+        await self._recovery.catch_up(link)
         await self._sender.flush(link)
+
+    async def _send(self, pending: PendingRequest) -> None:
+        await self._sender.request(pending)
 
     # --- lifetime ----------------------------------------------------------------------------
 
@@ -124,7 +113,7 @@ class ResumingClient:
     async def close(self) -> None:
         """Close for the application: a jar keeps the session, otherwise it ends."""
         link, limit = self._state.link, self._runtime.policy.closing_timeout
-        await self._reattaching.pushing.drop()
+        await self._control.drop_pushed()
         if link is not None:
             if self._slot is None and self._state.phase is Phase.READY:
                 with anyio.move_on_after(limit):
@@ -169,7 +158,8 @@ class ResumingClient:
 
     @property
     def open_calls(self) -> tuple[OpenCall, ...]:
-        return self._peer.open_calls.all()
+        session = self._peer.session
+        return session.open_calls.all() if session is not None else ()
 
     # --- what is open ------------------------------------------------------------------------
 
@@ -201,15 +191,13 @@ class ResumingClient:
         if "method" not in message:
             question_id = cast(RequestId, message.get("id"))
             if self._app.questions.answered(question_id, message):
-                await self._outbox.answer(question_id, message)
+                await self._sender.answer(question_id, message)
         elif "id" in message:
             await self._take_request(message, headers)
         elif message["method"] == method_names.CANCELLED:
-            await self._outbox.cancel(message, headers)
-            if self._reattaching.is_left_by_listens():
-                self._recovery.begin(Way.REATTACH)
+            await self._sender.cancel(message, headers)
         else:
-            await self._outbox.notification(message, headers)
+            await self._sender.notification(message, headers)
             if message["method"] == method_names.INITIALIZED:
                 self._initialized()
 
@@ -217,11 +205,11 @@ class ResumingClient:
         state, peer = self._state, self._peer
         if self._app.requests.asked(message["id"]) is not None:
             # REQ2: the first goes on.
-            await self._app.deliver(rpc.duplicate_id(message["id"]))
+            await self._app.deliver(messages.duplicate_id(message["id"]))
             return
         pending = self._app.asks(peer.asked(message), headers, now=self._runtime.clock())
         self._recovery.hurry()
-        if state.phase is Phase.FRESH and not await self._opening.open_for(pending):
+        if state.phase is Phase.FRESH and not await self._recovery.open_for(pending):
             return
         if state.phase is Phase.OPEN and self._is_first(pending):
             # It shall have a session.
@@ -231,8 +219,8 @@ class ResumingClient:
             peer.lives.used()
             self._recovery.begin(Way.RECOVER)
         if state.phase is Phase.ENDED:
-            why = explaining.taken_over(state.addresses.current.target)
-            text = f"Session detached: {explaining.what(message)} was not sent: {why}."
+            why = reports.taken_over(state.addresses.current.target)
+            text = f"Session detached: {reports.what(message)} was not sent: {why}."
             await self._app.answer(pending, SESSION_DETACHED, text)
         elif state.phase in (Phase.OPEN, Phase.READY):
             await self._sender.request_or_give_up(pending)
@@ -247,7 +235,7 @@ class ResumingClient:
 
     def _is_first(self, pending: PendingRequest) -> bool:
         peer = self._peer
-        if peer.initialize is None and peer.hosted.is_used:
+        if peer.initialize is None and peer.sessions.is_used:
             return True
         return peer.is_modern and pending.method != method_names.DISCOVER
 
@@ -268,17 +256,17 @@ class ResumingClient:
                 if link is state.link:
                     text = "an answer is too large for the server"
                     logger.warning("%s: %s", link.name, text)
-                    refused = rpc.error_answer(question_id, INTERNAL_ERROR, text)
+                    refused = messages.error_answer(question_id, INTERNAL_ERROR, text)
                     app.questions.answered(question_id, refused)
             case StreamReopened(continued, was_lost):
                 if not continued:
-                    self._losses.stream_reopened(link)
+                    self._recovery.stream_reopened(link)
                     return
-                self._losses.stream_works()
+                self._recovery.stream_works()
                 if was_lost and state.is_ready_on(link):
                     await app.report_outcome(ResumeOutcome(True, connected_to=link.name))
             case StreamUnsure():
-                self._losses.stream_unsure(link)
+                self._recovery.stream_unsure(link)
             case StreamBroke(failure):
                 if state.is_ready_on(link):
                     # Most often it is open again soon: nothing else of the link need be lost.
@@ -288,11 +276,12 @@ class ResumingClient:
             case Missed():
                 if link is state.link and state.phase is not Phase.ENDED:
                     # As after a gap: it does not come again in any other way.
-                    await app.report_everything_changed()
+                    await self._control.report_everything_changed()
                     missed = ResumeOutcome(False, reason="too_large", connected_to=link.name)
                     await app.report_outcome(missed)
             case Down(failure):
-                await self._losses.down(link, failure)
+                for pending in await self._recovery.down(link, failure):
+                    await self._sender.orphaned(pending)
 
     async def _unanswered(self, link: Link, request_id: RequestId, failure: Failure) -> None:
         if self._exchanges.failed(request_id, failure):
@@ -301,7 +290,7 @@ class ResumingClient:
             await self._listener.cut(failure)
             return
         pending = self._app.requests.find(request_id)
-        if pending is None or not self._opening.failed(link, pending, failure):
+        if pending is None or not self._recovery.first_failed(link, pending, failure):
             await self._sender.unanswered(link, request_id, failure)
 
     async def _received(self, link: Link, message: Json) -> None:
@@ -313,7 +302,7 @@ class ResumingClient:
                 await self._app.deliver(message)
             elif answer is not None:
                 # ASK5: it came again, the answer was lost on its way.
-                self._runtime.tasks.start_soon(self._outbox.answer, message["id"], answer)
+                self._runtime.tasks.start_soon(self._sender.answer, message["id"], answer)
         else:
             await self._notification(link, message)
 
@@ -323,7 +312,7 @@ class ResumingClient:
         method, session = message["method"], self._peer.session
         match method:
             case method_names.DETACHED:
-                await self._losses.detached(link, params or {})
+                await self._recovery.detached(link, params or {})
                 return
             case method_names.CANCELLED:
                 app.questions.withdrawn((params or {}).get("requestId"))
@@ -334,25 +323,25 @@ class ResumingClient:
                     if not pending.reported(params or {}):
                         return
             case method_names.ACKNOWLEDGED:
-                if await self._reattaching.took_acknowledgement(message):
+                if await self._took_acknowledgement(message):
                     return
             case _:
                 pass
-        if await self._reattaching.took_event(link, message):
+        if await self._took_event(link, message):
             return
         if session is None:
             await app.deliver(message)
             return
         event_id = event_id_of(params, session.session_id)
-        if event_id is not None or not self._peer.hosted.is_used:
-            message = stamping.without_session(message)
+        if event_id is not None or not self._peer.sessions.is_used:
+            message = messages.without_session(message)
         if event_id is not None:
-            if not self._peer.follower.admits(event_id):
+            if not session.follower.admits(event_id):
                 # CLI3: it was seen.
                 return
             self._state.progressed()
-            self._losses.stream_works()
-            if self._peer.hosted.has_attached and method != method_names.RESOURCE_UPDATED:
+            self._recovery.stream_works()
+            if self._peer.sessions.has_attached and method != method_names.RESOURCE_UPDATED:
                 # EVT11: a session of the application tells it.
                 return
         if not (self._peer.is_modern and app.listens):
@@ -361,16 +350,94 @@ class ResumingClient:
             self._state.progressed()
             for part in app.listens.acknowledged(params):
                 await app.deliver(part)
-        elif event_id is not None or stamping.SUBSCRIPTION_ID in meta_of(params):
+        elif event_id is not None or messages.SUBSCRIPTION_ID in meta_of(params):
             for part in app.listens.parts(message):
                 await app.deliver(part)
         else:
             await app.deliver(message)
 
+    # --- from the server, in a session of the application --------------------------------------
+
+    async def _took_event(self, link: Link, message: Json) -> bool:
+        sessions = self._peer.sessions
+        if not sessions.is_used:
+            return False
+        params = cast("Json | None", message.get("params"))
+        named = members_of(meta_of(params).get(SESSION_META)).get("sessionId")
+        own = sessions.own
+        if not is_session_id(named):
+            has_id = "sessionEventId" in (params or {})
+            named = sessions.current if has_id and own is None else None
+        if named is None and link is self._state.pushed:
+            # The application has no such connection that could learn of it (EVT11).
+            return True
+        if named is None or (own is not None and named == own.session_id):
+            return False
+        if link.kind == "http":
+            # The answer that comes first may be on its way (RES6, RES7).
+            await sessions.until_taken(named)
+        held = sessions.hosted(named)
+        if held is not None:
+            await held.until_decided()
+        if sessions.has_ended(named) or (held is not None and held.is_withheld):
+            return True
+        event_id = event_id_of(params, named)
+        if event_id is not None:
+            # ATT3: a session that a request named may be attached here.
+            held = held or sessions.follow(named, None)
+            held.came()
+            if not held.follower.admits(event_id):
+                return True
+        await self._app.deliver(self._as_listened(message, named))
+        return True
+
+    def _as_listened(self, message: Json, session_id: str | None = None) -> Json:
+        """An event with the id that the application knows its listen stream by (WSS12)."""
+        params = cast("Json | None", message.get("params"))
+        wire_id = meta_of(params).get(messages.SUBSCRIPTION_ID)
+        pending = self._app.requests.find(wire_id) if isinstance(wire_id, (str, int)) else None
+        if pending is None and session_id is not None:
+            # A replay may come before its stream is open again on the wire.
+            pending = self._app.requests.listen_of(session_id, is_open=True)
+        if pending is None or pending.app_id == wire_id:
+            return message
+        return messages.marked(message, {messages.SUBSCRIPTION_ID: pending.app_id})
+
+    async def _took_acknowledgement(self, message: Json) -> bool:
+        """Pass on that a listen stream of the application is open: once, however often it was
+        opened on the wire. False: it is none of those.
+        """
+        params = cast("Json | None", message.get("params"))
+        wire_id = meta_of(params).get(messages.SUBSCRIPTION_ID)
+        pending = self._app.requests.find(wire_id) if isinstance(wire_id, (str, int)) else None
+        if pending is None or not pending.is_hosts:
+            return False
+        was_open, pending.is_acknowledged = pending.is_acknowledged, True
+        if not was_open:
+            await self._app.deliver(self._as_listened(message))
+        elif pending.session_id is None:
+            # Nobody kept what it missed.
+            for change in everything(members_of((params or {}).get("notifications"))):
+                listened = {messages.SUBSCRIPTION_ID: pending.app_id}
+                await self._app.deliver(messages.marked(change, listened))
+        return True
+
+    async def _until_last(self, ending: PendingRequest) -> None:
+        """Return when all that ran in a session that ended has its answer (END4), or it takes
+        too long.
+        """
+        ended = session_named(ending.message) or messages.session_asked(ending.message)
+        with anyio.move_on_after(_LAST_ANSWERS):
+            for pending in self._app.requests:
+                if pending.session_id == ended and pending is not ending:
+                    await pending.settled.wait()
+
+    # --- answers of the server -----------------------------------------------------------------
+
     async def _answer(self, link: Link, message: Json) -> None:
         app, peer = self._app, self._peer
         if self._exchanges.answered(message):
-            self._losses.was_answered()
+            self._recovery.was_answered()
             return
         wire_id = cast(RequestId, message.get("id"))
         if app.listens.wire_id is not None and wire_id == app.listens.wire_id:
@@ -382,34 +449,31 @@ class ResumingClient:
             return
         result = cast("Json | None", message.get("result"))
         error = cast("Json", message.get("error") or {})
-        if rpc.says_not_begun(error):
-            if self._opening.failed(link, pending, SHUTTING_DOWN):
+        if messages.says_not_begun(error):
+            if self._recovery.first_failed(link, pending, SHUTTING_DOWN):
                 return
             if await self._sender.not_begun(link, pending):
                 return
-        if pending.is_hosts and hosted_requests.is_without_room(pending, error):
-            pending.forget_sending()
-            await self._sender.orphaned(pending)
+        if await self._sender.without_room(pending, error):
             return
         if pending.is_hosts:
-            peer.hosted.answered(pending, result, error)
+            peer.sessions.answered(pending, result, error)
             if pending.method in method_names.OPENING and result is not None:
                 peer.learn(result)
-            if result is not None and pending.hosted is None and peer.session is None:
+            if result is not None and pending.session_id is None and peer.session is None:
                 peer.note_subscription(pending.message)
             if pending.is_named_here:
-                message = stamping.without_session(message)
-            if link is peer.pushed and stamping.envelope_of(pending.message) is not None:
-                message = as_modern(message)
-            self._reattaching.note_end_of(pending)
-            if link.kind == "http" and pending.method in rpc.ENDS_SESSION:
+                message = messages.without_session(message)
+            if link is self._state.pushed and messages.envelope_of(pending.message) is not None:
+                message = messages.as_modern(message)
+            if link.kind == "http" and pending.method in messages.ENDS_SESSION:
                 # On the application's one connection nothing follows it (END4).
-                await self._reattaching.until_last(pending)
+                await self._until_last(pending)
         elif pending.session_id is not None:
             if error.get("code") == SESSION_NOT_FOUND:
                 await self._sender.session_refused(pending, error)
                 return
-            elif rpc.says_state_refused(error):
+            elif messages.says_state_refused(error):
                 if await self._sender.state_refused(pending):
                     return
             elif result is not None:
@@ -423,16 +487,16 @@ class ResumingClient:
         elif result is not None and peer.session is None:
             peer.lives.used()
         self._state.progressed()
-        if not pending.is_hosts and rpc.says_unknown(error):
+        if not pending.is_hosts and messages.says_unknown(error):
             # ERR7: the wire says no more. The application knows the request by its name. Only a
             # host that manages its sessions gets each answer as the server gave it.
-            text = explaining.may_have_run(pending.message, f"{link.name}: {explaining.RESTARTED}")
+            text = reports.may_have_run(pending.message, f"{link.name}: {reports.RESTARTED}")
             message = {**message, "error": {**error, "message": text}}
-        if pending.session_id is not None:
-            message = stamping.without_session(message)
-            if peer.open_calls.answered(pending.message, result):
+        if pending.session_id is not None and not pending.is_hosts:
+            message = messages.without_session(message)
+            session = peer.session
+            if session is not None and session.open_calls.answered(pending.message, result):
                 # The process may be killed while its user thinks.
                 await self._save()
         await app.conclude(pending, message)
-        if self._reattaching.is_left_by_listens():
-            self._recovery.begin(Way.REATTACH)
+        self._sender.listen_ended(pending)

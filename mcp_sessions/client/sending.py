@@ -1,4 +1,10 @@
-"""Sends what the application asks, and judges what becomes of each of its requests.
+"""Send what the application says, and judge what becomes of each of its requests.
+
+A request of an application that manages its sessions goes out as it is, so that the server judges
+it as on any connection, but for two things. It gets a request key if its session is followed, so
+that it survives the connection. And it names the session that the application's connection gives
+it, where the connection to the server may have another one: nothing (ASC4) where there is none, and
+its session when it is sent again. Any other request gets the client's own session, and a key.
 
 Rules that must hold, and that ``tests/client/`` owns over real sockets:
 
@@ -12,29 +18,42 @@ Rules that must hold, and that ``tests/client/`` owns over real sockets:
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from mcp_sessions import method_names
-from mcp_sessions.client import explaining, hosted_requests, pushing, rpc, stamping
+from mcp_sessions.client import messages, reports
 from mcp_sessions.client.application import Application
-from mcp_sessions.client.dialer import SHUTTING_DOWN, Failed, Failure, Json, Link
-from mcp_sessions.client.hosted import REFUSALS
-from mcp_sessions.client.known_server import KnownServer
-from mcp_sessions.client.listener import Listener
-from mcp_sessions.client.outbox import ClientOutbox
-from mcp_sessions.client.recovery import Recovery, Way
+from mcp_sessions.client.connection_loss import Recovery, Way
+from mcp_sessions.client.control import SessionControl
+from mcp_sessions.client.dialer import SHUTTING_DOWN, Failed, Failure, Link
+from mcp_sessions.client.listening import Listener
 from mcp_sessions.client.requests import PendingRequest
+from mcp_sessions.client.sessions import REFUSALS, TAKING, UNNAMED, KnownServer, Standing
 from mcp_sessions.client.state import ClientState, Phase, Runtime
-from mcp_sessions.core.messages import RequestId, members_of
+from mcp_sessions.core.messages import (
+    REQUEST_KEY_META,
+    SESSION_META,
+    Json,
+    RequestId,
+    members_of,
+    meta_of,
+)
 from mcp_sessions.core.resume import FailureCause, Step, after_status, may_send_again
-from mcp_sessions.errors import SESSION_NOT_FOUND
+from mcp_sessions.errors import KEY_BYTES, LIMIT_REACHED, REQUEST_CANCELLED, SESSION_NOT_FOUND
 
 logger = logging.getLogger(__name__)
 
 _REFUSALS = 2
 _REFUSED = 400
 
+_MOST_WAITING = 1_000
+"""Notifications of the application that wait for a connection; then the oldest is dropped."""
+
 _WITHOUT_SESSION = method_names.OPENING | method_names.OF_SESSIONS
+
+_WITHOUT_KEY = (method_names.LISTEN, method_names.DELETE_SESSION)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,74 +62,112 @@ class Sender:
     _state: ClientState
     _peer: KnownServer
     _app: Application
+    _control: SessionControl
     _recovery: Recovery
     _listener: Listener
-    _outbox: ClientOutbox
     _waiting: set[PendingRequest] = field(init=False, default_factory=set[PendingRequest])
     """A delay runs before they are sent again."""
 
-    # --- out -------------------------------------------------------------------------------
+    _notifications: list[tuple[Json, Mapping[str, str]]] = field(
+        init=False, default_factory=list[tuple[Json, Mapping[str, str]]]
+    )
+    """They wait for a connection."""
+
+    # --- requests ------------------------------------------------------------------------------
 
     async def request(self, pending: PendingRequest) -> None:
         link, peer = self._state.link, self._peer
         if link is None:
             raise AssertionError("requests are sent while there is a link")
-        session = peer.session if pending.method not in _WITHOUT_SESSION else None
         if self._is_for_host(pending):
-            standing = hosted_requests.refused(pending, peer)
-            if standing is not None:
+            standing = peer.sessions.admit(pending)
+            if standing is not Standing.HERE:
                 await self._app.answer(pending, *REFUSALS[standing])
                 return
-            session = None
-        if session is not None and peer.is_modern and pending.method == method_names.LISTEN:
+            message, headers = self._prepared_for_host(pending)
+            try:
+                if pending.method in TAKING:
+                    link = await self._control.link_for_sessions(link)
+                elif pending.method == method_names.LISTEN:
+                    await self._control.before_listening(link, pending)
+            except Failed as failed:
+                # As if it could not be sent: it was not.
+                wire_id = self._app.requests.sending(pending, link, now=self._runtime.elapsed())
+                pending.forget_sending()
+                await self.unanswered(link, wire_id, failed.failure)
+                return
+            if link is self._state.pushed:
+                message, headers = messages.as_handshake(message), {}
+            if not self._app.requests.is_open(pending):
+                return
+        elif pending.method == method_names.LISTEN and peer.is_modern and peer.session is not None:
             self._listener.add(pending)
             return
-        message, headers = pending.message, dict(pending.headers)
-        if pending.is_hosts:
-            await self._request_of_host(pending, link)
-            return
-        if peer.modern_envelope is not None:
-            headers = {**stamping.modern_headers(message, peer.modern_envelope), **headers}
-        wire_id = self._app.requests.sending(pending, link, now=self._runtime.elapsed())
-        if session is None or stamping.names_own_session(message):
-            message = {**message, "id": wire_id}
         else:
-            key = self._runtime.mint_key() if pending.key is None and peer.has_keys else pending.key
-            pending.stamped(session, key, peer.lives.generation, peer.abilities.key_lifetime)
-            message = stamping.stamped(message, wire_id, session, pending.key, peer.is_modern)
-            if peer.is_modern:
-                headers.update(stamping.session_headers(session))
-        try:
-            await link.send(message, headers)
-        except Failed as failed:
-            await self.unanswered(link, wire_id, failed.failure)
-
-    async def _request_of_host(self, pending: PendingRequest, link: Link) -> None:
-        message, headers = hosted_requests.prepared(pending, self._peer, self._runtime.mint_key)
-        try:
-            if pushing.goes_there(message):
-                link = await self._recovery.hosted.pushing.link_for(link)
-            elif pending.method == method_names.LISTEN:
-                await self._recovery.hosted.before_listening(link, pending)
-        except Failed as failed:
-            # As if it could not be sent: it was not.
-            wire_id = self._app.requests.sending(pending, link, now=self._runtime.elapsed())
-            pending.forget_sending()
-            await self.unanswered(link, wire_id, failed.failure)
-            return
-        if link is self._peer.pushed:
-            message, headers = pushing.as_handshake(message), {}
-        if not self._app.requests.is_open(pending):
-            return
+            message, headers = self._prepared(pending)
         wire_id = self._app.requests.sending(pending, link, now=self._runtime.elapsed())
         try:
             await link.send({**message, "id": wire_id}, {**headers, **pending.headers})
         except Failed as failed:
             await self.unanswered(link, wire_id, failed.failure)
 
+    def _prepared(self, pending: PendingRequest) -> tuple[Json, Mapping[str, str]]:
+        """Return a request in the client's own session, and the HTTP headers that it needs."""
+        peer, message = self._peer, pending.message
+        headers: dict[str, str] = {}
+        if peer.modern_envelope is not None:
+            headers = messages.modern_headers(message, peer.modern_envelope)
+        session = peer.session if pending.method not in _WITHOUT_SESSION else None
+        if session is None or messages.names_own_session(message):
+            return message, headers
+        key = self._runtime.mint_key() if pending.key is None and peer.has_keys else pending.key
+        pending.stamped(session, key, peer.lives.generation, peer.abilities.key_lifetime)
+        if peer.is_modern:
+            headers.update(messages.session_headers(session.session_id))
+        return messages.stamped(message, session, pending.key, peer.is_modern), headers
+
+    def _prepared_for_host(self, pending: PendingRequest) -> tuple[Json, Mapping[str, str]]:
+        """Return a request of an application that manages its sessions, and its HTTP headers."""
+        peer, message, session_id = self._peer, pending.message, pending.session_id
+        envelope, is_named = messages.envelope_of(message), messages.names_own_session(message)
+        headers: dict[str, str] = {}
+        if envelope is not None:
+            headers = messages.modern_headers(message, envelope)
+        elif peer.protocol_version is not None and peer.initialize is not None:
+            # Other requests on that link may be of the other era.
+            headers = {"mcp-protocol-version": peer.protocol_version}
+        added: Json = {}
+        if is_named:
+            if envelope is not None and session_id is not None:
+                headers.update(messages.session_headers(session_id))
+        elif pending.method in UNNAMED:
+            pass
+        elif session_id is None:
+            if envelope is None and peer.abilities.has_sessions:
+                added[SESSION_META] = None
+        elif pending.first_sent is not None or self._state.pushed is not None:
+            # The current session may be another one by now.
+            added[SESSION_META] = {"sessionId": session_id}
+            pending.is_named_here = True
+        if session_id is not None and pending.method not in _WITHOUT_KEY:
+            meta = meta_of(cast("Json | None", message.get("params")))
+            key, is_followed = meta.get(REQUEST_KEY_META), peer.sessions.hosted(session_id)
+            if isinstance(key, str):
+                pending.key = key
+            elif (
+                REQUEST_KEY_META not in meta
+                and pending.may_be_keyed
+                and peer.has_keys
+                and is_followed is not None
+            ):
+                pending.key = added[REQUEST_KEY_META] = pending.key or self._runtime.mint_key()
+            pending.key_lifetime = min(pending.key_lifetime, peer.abilities.key_lifetime)
+        peer.sessions.asking(pending)
+        return (messages.marked(message, added) if added else message), headers
+
     def _is_for_host(self, pending: PendingRequest) -> bool:
-        hosted = self._peer.hosted
-        if pending.is_hosts or not hosted.is_manager:
+        sessions = self._peer.sessions
+        if pending.is_hosts or not sessions.is_manager:
             return pending.is_hosts
         if self._peer.session is None:
             return True
@@ -119,8 +176,8 @@ class Sender:
         return pending.session_id is None and not (is_own and self._is_outside(pending))
 
     def _is_outside(self, pending: PendingRequest) -> bool:
-        is_named = stamping.names_own_session(pending.message)
-        return not is_named and self._peer.hosted.session_of(pending.message)[0] is None
+        is_named = messages.names_own_session(pending.message)
+        return not is_named and self._peer.sessions.session_of(pending.message)[0] is None
 
     async def request_or_give_up(self, pending: PendingRequest) -> None:
         if self._may_send_again(pending):
@@ -130,7 +187,11 @@ class Sender:
 
     async def flush(self, link: Link) -> None:
         """Send what waits for a link with a session (CLI1)."""
-        await self._outbox.flush()
+        waiting, self._notifications = self._notifications, []
+        for message, headers in waiting:
+            await self.notification(message, headers)
+        for question_id, answer in self._app.questions.undelivered():
+            await self.answer(question_id, answer)
         if self._app.listens and not self._app.listens.is_covered():
             self._listener.see_to_it()
         for pending in self._app.requests:
@@ -154,9 +215,11 @@ class Sender:
         """Whether a request may be sent, or sent again (KEY16, KEY17)."""
         is_same = pending.generation == self._peer.lives.generation
         if pending.is_hosts:
-            may = hosted_requests.may_go_again(pending, self._peer)
-            if may is not None:
-                return may
+            # A request that takes a session may be repeated. Any other request needs a key.
+            if pending.method in (method_names.LISTEN, method_names.RESUME_SESSION):
+                return True
+            if self._peer.sessions.hosted(pending.session_id) is None:
+                return pending.first_sent is None
             is_same = True
         return may_send_again(
             is_keyed=pending.key is not None,
@@ -166,16 +229,33 @@ class Sender:
             key_lifetime=min(pending.key_lifetime, self._peer.abilities.key_lifetime),
         )
 
-    # --- what becomes of it ------------------------------------------------------------------
+    # --- what becomes of a request -------------------------------------------------------------
+
+    async def without_room(self, pending: PendingRequest, error: Json) -> bool:
+        """Handle a request that was refused for a key that this client gave it: it goes without
+        (KEY13). The keys that there is room for are the application's. False: the refusal is the
+        answer.
+        """
+        said = members_of(error.get("data"))
+        if error.get("code") != LIMIT_REACHED or said.get("limit") != KEY_BYTES:
+            return False
+        meta = meta_of(cast("Json | None", pending.message.get("params")))
+        is_ours = pending.is_hosts and pending.key is not None and REQUEST_KEY_META not in meta
+        if said.get("started") is True or not (is_ours and pending.may_be_keyed):
+            return False
+        pending.may_be_keyed = False
+        pending.forget_sending()
+        await self.orphaned(pending)
+        return True
 
     async def session_refused(self, pending: PendingRequest, error: Json) -> None:
         generation = pending.generation
         if self._may_have_started(pending, error):
             # CLI6: it was running when its session ended, and is not run again.
-            await self._app.give_up_on(pending, explaining.SESSION_GONE)
+            await self._app.give_up_on(pending, reports.SESSION_GONE)
         elif self._is_refused_for_good(pending):
             address = self._state.addresses.current.target
-            text = explaining.not_sent(pending.message, f"{address}: {explaining.FORGETFUL}")
+            text = reports.not_sent(pending.message, f"{address}: {reports.FORGETFUL}")
             await self._app.answer(pending, SESSION_NOT_FOUND, text)
             return
         else:
@@ -237,11 +317,11 @@ class Sender:
         pending = self._app.requests.find(wire_id)
         if pending is None or not self._app.requests.is_newest(pending, wire_id):
             return
-        pending.lose_link(explaining.cause_of(failure, link.name))
-        if pending.is_hosts and hosted_requests.is_answer(failure):
+        pending.lose_link(reports.cause_of(failure, link.name))
+        if pending.is_hosts and _is_answer(failure):
             await self._report_failure(pending, failure)
             return
-        if failure.error is not None and rpc.says_state_refused(failure.error):
+        if failure.error is not None and messages.says_state_refused(failure.error):
             # The modern era says it with a 400. Another connection would receive the same.
             if not await self.state_refused(pending):
                 await self._report_failure(pending, failure)
@@ -269,7 +349,7 @@ class Sender:
     def _step_after(self, failure: Failure, pending: PendingRequest) -> Step:
         if self._state.phase is Phase.OPEN:
             return Step.REPORT
-        if pending.session_id is None and not self._peer.holds_sessions:
+        if not self._peer.holds_sessions and (pending.session_id is None or pending.is_hosts):
             # As the stock transport; but 2025-11-25 says of 404 that one initializes anew
             # (CLI10).
             is_lost = failure.never_ran and failure.status == 404
@@ -290,13 +370,13 @@ class Sender:
         """Answer a request with a stock transport's code."""
         error = failure.error
         if pending.is_hosts and error is not None and failure.is_answer:
-            self._peer.hosted.answered(pending, None, error)
+            self._peer.sessions.answered(pending, None, error)
         if error is None:
             await self._app.give_up_on(pending)
         elif failure.is_answer:
             await self._app.answer(pending, error["code"], error["message"], error.get("data"))
         else:
-            text = explaining.failed(pending.message, failure, ran=pending.first_sent is not None)
+            text = reports.failed(pending.message, failure, ran=pending.first_sent is not None)
             await self._app.answer(pending, error["code"], text, error.get("data"))
 
     async def orphaned(self, pending: PendingRequest) -> None:
@@ -323,3 +403,110 @@ class Sender:
         self._waiting.discard(pending)
         if self._app.requests.is_open(pending):
             await self.orphaned(pending)
+
+    # --- other messages ------------------------------------------------------------------------
+
+    async def notification(self, message: Json, headers: Mapping[str, str]) -> None:
+        link = self._state.link
+        if link is None or self._state.phase not in (Phase.OPEN, Phase.READY):
+            if message["method"] != method_names.INITIALIZED:
+                self._notifications.append((message, headers))
+                del self._notifications[:-_MOST_WAITING]
+            return
+        await _send(link, message, headers)
+
+    async def answer(self, question_id: RequestId, message: Json) -> None:
+        """Answer a question of the server. The answer is kept until it is delivered (ASK5)."""
+        link = self._state.link
+        if link is None:
+            return
+        try:
+            await link.send(message, self._peer.headers())
+            self._app.questions.delivered(question_id)
+        except Failed as failed:
+            logger.debug("an answer waits for a connection: %s", failed)
+
+    async def cancel(self, message: Json, headers: Mapping[str, str]) -> None:
+        """Cancel a request of the application (REQ7)."""
+        peer, app = self._peer, self._app
+        params = cast("Json", message.get("params") or {})
+        meta = meta_of(params)
+        is_by_key = peer.sessions.is_manager and {SESSION_META, REQUEST_KEY_META} <= meta.keys()
+        if is_by_key:
+            # REQ7: it is about a key of the application, and looks at no id.
+            await self.notification(message, headers)
+            return
+        pending = app.requests.asked(params.get("requestId"))
+        if pending is None:
+            if not peer.is_modern or peer.sessions.is_manager:
+                await self.notification(message, headers)
+            return
+        if pending.is_hosts or peer.sessions.is_manager:
+            await self._cancel_for_host(pending, message, params, headers)
+            return
+        app.requests.done(pending)
+        pending.settled.set()
+        if app.listens.remove(pending.app_id):
+            await self._listener.stop()
+            return
+        link = pending.link
+        if link is None or not pending.wire_ids:
+            return
+        wire_id = pending.wire_ids[-1]
+        message = {**message, "params": {**params, "requestId": wire_id}}
+        if peer.modern_envelope is not None:
+            message = messages.marked(message, peer.modern_envelope.meta)
+        if pending.key is not None and pending.session_id is not None:
+            named = {"sessionId": pending.session_id}
+            added = {SESSION_META: named, REQUEST_KEY_META: pending.key}
+            message = messages.marked(message, added)
+        # Over HTTP the modern era cancels by closing the stream, unless there is a key.
+        if not (peer.is_modern and link.kind == "http" and pending.key is None):
+            await _send(link, message, {**headers, **peer.headers(method_names.CANCELLED)})
+        if peer.is_modern:
+            link.abandon(wire_id)
+
+    async def _cancel_for_host(
+        self, pending: PendingRequest, message: Json, params: Json, headers: Mapping[str, str]
+    ) -> None:
+        """As on any connection: it is answered, by who ends it (REQ6)."""
+        link = pending.link
+        is_keyed = pending.is_hosts and pending.key is not None and pending.session_id is not None
+        if link is not None and pending.wire_ids:
+            message = {**message, "params": {**params, "requestId": pending.wire_ids[-1]}}
+            if is_keyed:
+                named = {"sessionId": pending.session_id}
+                added = {SESSION_META: named, REQUEST_KEY_META: pending.key}
+                message = messages.marked(message, added)
+            envelope = messages.envelope_of(pending.message)
+            if envelope is not None:
+                message = messages.marked(message, envelope.meta)
+                headers = {**headers, **self._peer.headers(method_names.CANCELLED)}
+            if is_keyed or envelope is None or link.kind != "http":
+                await self.notification(message, headers)
+                return
+            # There it is the end of the response that cancels, and nothing answers (REQ5).
+            link.abandon(pending.wire_ids[-1])
+        await self._app.answer(pending, REQUEST_CANCELLED, "Request cancelled")
+        self.listen_ended(pending)
+
+    def listen_ended(self, pending: PendingRequest) -> None:
+        """Note that a request was answered. If it is a listen stream over HTTP, its session is
+        attached nowhere, and stays the application's (WSS19).
+        """
+        is_listen = pending.is_hosts and pending.method == method_names.LISTEN
+        if is_listen and pending.session_id is not None and self._state.pushed is not None:
+            self._recovery.begin(Way.REATTACH)
+
+
+async def _send(link: Link, message: Json, headers: Mapping[str, str]) -> None:
+    try:
+        await link.send(message, headers)
+    except Failed as failed:
+        logger.info("the server did not accept %s: %s", message["method"], failed)
+
+
+def _is_answer(failure: Failure) -> bool:
+    """Whether an HTTP status came with the server's own answer to a request."""
+    error = failure.error
+    return failure.is_answer and error is not None and not messages.says_not_begun(error)

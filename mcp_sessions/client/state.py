@@ -1,15 +1,30 @@
-"""Hold the state of one client: its phase, its link, and the start of its trouble.
+"""Hold the state of one client: its clocks, its addresses, its phase, its links, and the start of
+its trouble.
 
 ``TRANSITIONS`` has every change of a client's phase; other changes cannot happen. All parts read
 `ClientState`, and only its own methods change it.
+
+Rules that must hold, and that ``tests/client/test_elapsed.py`` and
+``tests/client/test_server_addresses.py`` own:
+
+1. A promise of a server for so many seconds ends when they have passed at the server. Its clock
+   does not stand still while a client's machine is suspended. ``time.monotonic`` does, on Linux
+   and macOS. So `Elapsed` never goes back, and never stands still while one of its clocks goes on.
+2. If the clocks disagree, the longer time is believed: a wall clock that is set forward makes a
+   promise end early, which costs an answer; believed too long, a call runs twice.
+3. An address that asked for a rest gets it, while another address may be asked. If there is no
+   other address, it is asked when its rest has ended.
+4. Each address has its own back-off: to go on to another one after a loss takes no longer
+   than a first attempt. Only progress resets them.
 """
 
 from __future__ import annotations
 
 import random
 import secrets
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from functools import partial
@@ -18,12 +33,163 @@ from types import MappingProxyType
 import anyio
 from anyio.abc import TaskGroup
 
-from mcp_sessions.client.dialer import Link
-from mcp_sessions.client.elapsed import Elapsed
-from mcp_sessions.client.known_server import KnownServer
+from mcp_sessions.client.dialer import Dialer, Link
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.client.server_addresses import Addresses
 from mcp_sessions.core.backoff import Backoff
+
+
+def _since_boot() -> float:
+    """Return seconds on a clock that counts suspend, if the system has one."""
+    if sys.platform == "linux":
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    if sys.platform == "darwin":
+        # There it counts sleep, which what Python calls monotonic does not.
+        return time.clock_gettime(time.CLOCK_MONOTONIC)
+    return time.monotonic()
+
+
+def _wall() -> float:
+    return time.time()
+
+
+class Elapsed:
+    """Seconds since it was made: of each step between two readings, the longest that a clock
+    shows.
+
+    Args:
+        clocks: By default the one that counts suspend, and the wall clock, which also sees that a
+            virtual machine was paused.
+    """
+
+    __slots__ = ("_clocks", "_last", "_total")
+
+    def __init__(self, clocks: Sequence[Callable[[], float]] = (_since_boot, _wall)) -> None:
+        self._clocks = clocks
+        self._last = [clock() for clock in clocks]
+        self._total = 0.0
+
+    def __call__(self) -> float:
+        now = [clock() for clock in self._clocks]
+        steps = (new - old for new, old in zip(now, self._last, strict=True))
+        self._total += max(0.0, *steps)
+        self._last = now
+        return self._total
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Runtime:
+    policy: ReconnectPolicy
+    tasks: TaskGroup
+    """Its tasks end with the client. The caller of `ResumingClient.close` cancels them."""
+
+    _: KW_ONLY
+    draw: Callable[[], float] = random.random
+    """A random number from 0 to 1."""
+
+    clock: Callable[[], float] = time.monotonic
+    """Seconds, never going back. For how long this side waits."""
+
+    elapsed: Callable[[], float] = field(default_factory=Elapsed)
+    """Seconds, never going back, also those in which the machine slept. For how long a server
+    keeps its promises; see `Elapsed`."""
+
+    sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+    mint_key: Callable[[], str] = partial(secrets.token_urlsafe, 16)
+    """A new request key."""
+
+    backoff: Backoff = field(init=False)
+    """The delays between attempts on one link."""
+
+    def __post_init__(self) -> None:
+        self.backoff = Backoff(base=self.policy.backoff_base, cap=self.policy.backoff_cap)
+
+    async def back_off(self, at_least: float = 0.0) -> None:
+        """Wait after a failed attempt (CLI2).
+
+        Args:
+            at_least: Seconds.
+        """
+        await self.sleep(max(at_least, self.backoff.failed(self.draw())))
+
+
+@dataclass(slots=True)
+class _Address:
+    dialer: Dialer
+    backoff: Backoff
+    rests_until: float = 0.0
+
+    def rest(self, until: float) -> None:
+        self.rests_until = max(self.rests_until, until)
+
+    def rested(self) -> None:
+        self.rests_until = 0.0
+
+
+class Addresses:
+    """One client's.
+
+    Args:
+        dialers: In the order in which they are tried.
+        base: Seconds; see `Backoff`.
+        cap: Seconds; see `Backoff`.
+        longest_rest: Seconds; whoever asks for a longer one gets this.
+    """
+
+    def __init__(
+        self, dialers: Sequence[Dialer], *, base: float, cap: float, longest_rest: float
+    ) -> None:
+        self._base, self._cap, self._longest = base, cap, longest_rest
+        self._all = [self._address(dialer) for dialer in dialers]
+        self._turn = 0
+
+    def _address(self, dialer: Dialer) -> _Address:
+        return _Address(dialer, Backoff(base=self._base, cap=self._cap))
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def current(self) -> Dialer:
+        return self._all[self._turn].dialer
+
+    def has_other(self, *, now: float) -> bool:
+        others = (a for n, a in enumerate(self._all) if n != self._turn)
+        return any(address.rests_until <= now for address in others)
+
+    def rest(self, seconds: float, *, now: float) -> None:
+        self._all[self._turn].rest(now + min(max(0.0, seconds), self._longest))
+
+    def move_on(self) -> None:
+        self._turn = (self._turn + 1) % len(self._all)
+
+    def next(self, *, now: float, random: float) -> tuple[Dialer, float]:
+        """Choose whom to ask next; it is the current one then.
+
+        Args:
+            now: Seconds.
+            random: From 0 to 1, equally distributed.
+
+        Returns:
+            The dialer, and after how many seconds.
+        """
+        order = [(self._turn + n) % len(self._all) for n in range(len(self._all))]
+        rested = [number for number in order if self._all[number].rests_until <= now]
+        self._turn = rested[0] if rested else min(order, key=lambda n: self._all[n].rests_until)
+        address = self._all[self._turn]
+        delay = address.backoff.failed(random)
+        return address.dialer, max(delay, address.rests_until - now)
+
+    def progressed(self) -> None:
+        for address in self._all:
+            address.backoff.progressed()
+
+    def is_in_use(self) -> None:
+        self._all[self._turn].rested()
+
+    def move_to_front(self, dialer: Dialer) -> None:
+        others = [address for address in self._all if address.dialer.target != dialer.target]
+        self._all = [self._address(dialer), *others]
+        self._turn = 0
 
 
 class Phase(Enum):
@@ -105,49 +271,15 @@ _CONCLUSIONS = {
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Runtime:
-    policy: ReconnectPolicy
-    tasks: TaskGroup
-    """Its tasks end with the client. The caller of `ResumingClient.close` cancels them."""
-
-    _: KW_ONLY
-    draw: Callable[[], float] = random.random
-    """A random number from 0 to 1."""
-
-    clock: Callable[[], float] = time.monotonic
-    """Seconds, never going back. For how long this side waits."""
-
-    elapsed: Callable[[], float] = field(default_factory=Elapsed)
-    """Seconds, never going back, also those in which the machine slept. For how long a server
-    keeps its promises; see `Elapsed`."""
-
-    sleep: Callable[[float], Awaitable[None]] = anyio.sleep
-    mint_key: Callable[[], str] = partial(secrets.token_urlsafe, 16)
-    """A new request key."""
-
-    backoff: Backoff = field(init=False)
-    """The delays between attempts on one link."""
-
-    def __post_init__(self) -> None:
-        self.backoff = Backoff(base=self.policy.backoff_base, cap=self.policy.backoff_cap)
-
-    async def back_off(self, at_least: float = 0.0) -> None:
-        """Wait after a failed attempt (CLI2).
-
-        Args:
-            at_least: Seconds.
-        """
-        await self.sleep(max(at_least, self.backoff.failed(self.draw())))
-
-
-@dataclass(slots=True, eq=False, repr=False)
 class ClientState:
     _runtime: Runtime
-    _peer: KnownServer
     addresses: Addresses
     phase: Phase = Phase.FRESH
     link: Link | None = None
     """The one that requests go out on."""
+
+    pushed: Link | None = None
+    """The link for the application's own sessions, if it is separate (`Pushing`)."""
 
     _before_move: Phase = Phase.FRESH
     _trouble_since: float | None = None
@@ -169,8 +301,18 @@ class ClientState:
         previous, self.link = self.link, link
         return previous
 
+    def push_on(self, link: Link | None) -> Link | None:
+        """Note the link to which the application's own sessions are attached. None: the one that
+        requests go out on.
+
+        Returns:
+            The one before.
+        """
+        previous, self.pushed = self.pushed, link
+        return previous
+
     def uses(self, link: Link) -> bool:
-        return link is self.link or link is self._peer.pushed
+        return link is self.link or link is self.pushed
 
     def is_ready_on(self, link: Link) -> bool:
         return self.phase is Phase.READY and self.uses(link)

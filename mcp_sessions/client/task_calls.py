@@ -22,8 +22,7 @@ from typing import Any, Final
 import anyio
 
 from mcp_sessions import method_names
-from mcp_sessions.client.dialer import Json
-from mcp_sessions.client.stamping import (
+from mcp_sessions.client.messages import (
     CLIENT_CAPABILITIES_META,
     ENVELOPE,
     Envelope,
@@ -32,6 +31,7 @@ from mcp_sessions.client.stamping import (
 )
 from mcp_sessions.core.messages import (
     PROTOCOL_VERSION_META,
+    Json,
     RequestId,
     error_body,
     members_of,

@@ -49,6 +49,9 @@ MAX_INSTANCE = 64
 
 RequestId = str | int
 
+Json = dict[str, Any]
+"""A message, or a part of one."""
+
 _SESSION_ID_MEMBER = f"_meta[{SESSION_META!r}].sessionId"
 _DIGITS_ALIKE = bytes(0x31 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
 _LARGE_INTEGER = b"1" * 19

@@ -24,7 +24,6 @@ from mcp_sessions.client.dialer import (
     Event,
     Failed,
     Failure,
-    Json,
     Link,
     LinkSettings,
     Received,
@@ -32,7 +31,7 @@ from mcp_sessions.client.dialer import (
 )
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.sdk import ResumableTransport
-from mcp_sessions.core.messages import RequestId, decode, encode
+from mcp_sessions.core.messages import Json, RequestId, decode, encode
 from mcp_sessions.core.resume import FailureCause
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.layer import SessionLayer

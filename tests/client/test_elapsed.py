@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp import Client, MCPError
 
-from mcp_sessions.client.elapsed import Elapsed
 from mcp_sessions.client.sdk import is_outcome_unknown
+from mcp_sessions.client.state import Elapsed
 from mcp_sessions.client_transport import resumable
 from tests.support.resuming import QUICK, text_of
 from tests.support.scripted import OURS, Exchange, ScriptedServer, never

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from mcp_sessions.client.listen_streams import Listens
+from mcp_sessions.client.application import Listens
+from mcp_sessions.client.messages import SUBSCRIPTION_ID
 from mcp_sessions.client.requests import PendingRequest
-from mcp_sessions.client.stamping import SUBSCRIPTION_ID
 
 ACK = "notifications/subscriptions/acknowledged"
 UPDATED = "notifications/resources/updated"

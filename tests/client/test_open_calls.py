@@ -12,8 +12,7 @@ from mcp import Client
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.shared.exceptions import MCPError
 
-from mcp_sessions.client.jar import FileJar
-from mcp_sessions.client.open_calls import OpenCalls
+from mcp_sessions.client.jar import FileJar, OpenCalls
 from mcp_sessions.client.sdk import ResumableTransport, is_outcome_unknown
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.layer import SessionLayer

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions import ConnectionLost
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.client.resume_report import ResumeOutcome
+from mcp_sessions.client.reports import ResumeOutcome
 from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.client_transport import resumable
 from tests.support.board import Board

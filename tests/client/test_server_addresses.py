@@ -9,16 +9,16 @@ import pytest
 from anyio.abc import TaskStatus
 from mcp import Client
 
-from mcp_sessions.client.control import SessionControl
-from mcp_sessions.client.dialer import Dialer, Failed, Failure, Json, Link, LinkSettings
-from mcp_sessions.client.known_server import KnownServer
-from mcp_sessions.client.own_requests import Exchanges
+from mcp_sessions.client.application import Application, Callbacks
+from mcp_sessions.client.control import Connector, SessionControl
+from mcp_sessions.client.dialer import Dialer, Failed, Failure, Link, LinkSettings
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.client.server_addresses import Addresses
-from mcp_sessions.client.stamping import PROTOCOL_VERSION_META
-from mcp_sessions.client.state import Runtime
+from mcp_sessions.client.requests import Exchanges
+from mcp_sessions.client.sessions import KnownServer, Session
+from mcp_sessions.client.state import Addresses, ClientState, Runtime
 from mcp_sessions.client_transport import resumable
-from mcp_sessions.core.resume import FailureCause, SessionView
+from mcp_sessions.core.messages import PROTOCOL_VERSION_META, Json
+from mcp_sessions.core.resume import FailureCause
 from tests.support.resuming import Received, text_of
 from tests.support.scripted import Exchange, ScriptedServer, tool_result
 
@@ -229,16 +229,27 @@ class Nowhere:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("session", [SessionView("s-1", resumable=False), None])
-async def test_a_session_is_not_taken_up_where_nobody_listens(session: SessionView | None) -> None:
+@pytest.mark.parametrize("session", [Session("s-1", resumable=False), None])
+async def test_a_session_is_not_taken_up_where_nobody_listens(session: Session | None) -> None:
     """Over HTTP a link is open before anything was sent; modern era, where nothing is resumed."""
+
+    async def unused(*_: object) -> None:
+        raise AssertionError("nothing comes")
+
     peer = KnownServer("me")
     envelope = {PROTOCOL_VERSION_META: "2026-07-28"}
     peer.asked({"id": 1, "method": "tools/list", "params": {"_meta": envelope}})
     if session is not None:
-        peer.began(session, None)
+        peer.began(session)
     async with anyio.create_task_group() as tasks:
         runtime = Runtime(ReconnectPolicy(), tasks)
-        control = SessionControl(runtime, peer, Exchanges(timeout=5))
+        control = SessionControl(
+            runtime,
+            ClientState(runtime, addresses()),
+            peer,
+            Application(Callbacks(unused, unused), runtime),
+            Exchanges(timeout=5),
+            Connector(runtime, peer, unused),
+        )
         with pytest.raises(Failed, match="nobody listens"):
             await control.take_up(Nowhere())

@@ -5,10 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.client.server_addresses import Addresses
-from mcp_sessions.client.state import ClientState, LinkChange, Phase, Runtime
+from mcp_sessions.client.state import Addresses, ClientState, LinkChange, Phase, Runtime
 
 WAYS_TO = {
     Phase.FRESH: (),
@@ -39,7 +37,7 @@ PHASES = (Phase.FRESH, Phase.OPEN, Phase.BUSY, Phase.READY, Phase.CUT_OFF, Phase
 def client_in(phase: Phase) -> ClientState:
     addresses = Addresses([], base=1, cap=1, longest_rest=1)
     runtime = Runtime(ReconnectPolicy(), cast(Any, None))
-    state = ClientState(runtime, KnownServer("an-instance"), addresses)
+    state = ClientState(runtime, addresses)
     for change in WAYS_TO[phase]:
         state.apply(change)
     assert state.phase is phase

@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_sessions import method_names
-from mcp_sessions.client import rpc, stamping
-from mcp_sessions.client.application import Callbacks
-from mcp_sessions.client.dialer import Event, Json, Link, LinkSettings, Received
-from mcp_sessions.client.listen_streams import Listens
+from mcp_sessions.client import messages
+from mcp_sessions.client.application import Callbacks, Listens
+from mcp_sessions.client.dialer import Event, Link, LinkSettings, Received
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.resuming import ResumingClient
+from mcp_sessions.client.sessions import head_of, session_of_create, session_of_start
 from mcp_sessions.client.state import Runtime
-from mcp_sessions.core.messages import EXTENSION, SESSION_META, Malformed, parse
+from mcp_sessions.core.messages import EXTENSION, SESSION_META, Json, Malformed, parse
 from mcp_sessions.core.resume import (
     MAX_SECONDS,
     Attempts,
@@ -108,16 +108,16 @@ def test_a_number_of_seconds_is_bounded(value: object) -> None:
 def test_what_a_server_says_of_itself_is_read_or_is_not_there(said: Json) -> None:
     found = abilities(said)
     assert 0 <= found.key_lifetime <= MAX_SECONDS
-    made = rpc.session_of_start(said), rpc.session_of_create(said, may_resume=True)
+    made = session_of_start(said), session_of_create(said, may_resume=True)
     for session in (view for view in made if view is not None):
-        assert is_session_id(session[0].session_id)
-        headers = stamping.session_headers(session[0])
+        assert is_session_id(session.session_id)
+        headers = messages.session_headers(session.session_id)
         assert all(is_sendable(value) for value in headers.values())
     SessionView("s-1").merge(said)
     event_id_of(said, "s-1")
-    rpc.head_of(said)
-    rpc.says_not_begun(said)
-    rpc.says_state_refused(said)
+    head_of(said)
+    messages.says_not_begun(said)
+    messages.says_state_refused(said)
     Attempts("me").is_own(said.get("instance"), now=0)
 
 
@@ -282,7 +282,7 @@ async def running(answers: Mapping[str, Json]) -> AsyncGenerator[tuple[ResumingC
             params: Json = {"protocolVersion": "2025-11-25", "capabilities": {}}
             asked = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
             await client.take(asked, {})
-            await client.take(rpc.notification(method_names.INITIALIZED), {})
+            await client.take(messages.notification(method_names.INITIALIZED), {})
             yield client, (puppet, notified)
             await client.close()
             tasks.cancel_scope.cancel()

@@ -25,9 +25,9 @@ SETTINGS = "docs/setting-errors.md"
 ERRORS = "docs/limits.md"
 
 WORDLESS = {
-    ("mcp_sessions/client/first_link.py", "open_for"): "the text of a Failure",
-    ("mcp_sessions/client/first_link.py", "failed"): "the text of a Failure",
-    ("mcp_sessions/client/recovery.py", "_recover"): "the text of a Failure",
+    ("mcp_sessions/client/connection_loss.py", "open_for"): "the text of a Failure",
+    ("mcp_sessions/client/connection_loss.py", "first_failed"): "the text of a Failure",
+    ("mcp_sessions/client/connection_loss.py", "_recover"): "the text of a Failure",
     ("mcp_sessions/client/resuming.py", "_on_event"): "one text, two lines above",
     ("mcp_sessions/server/reporting/audit.py", "write"): "a record of the audit",
     ("mcp_sessions/server/upstream/external/child.py", "warn"): "its callers give the text",

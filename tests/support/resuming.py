@@ -22,7 +22,7 @@ from mcp.client import ClientRequestContext
 
 from mcp_sessions.client.jar import Jar
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.client.resume_report import ResumeOutcome
+from mcp_sessions.client.reports import ResumeOutcome
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.layer import SessionLayer

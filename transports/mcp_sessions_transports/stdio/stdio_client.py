@@ -16,8 +16,8 @@ from mcp.client.stdio import stdio_client
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
-from mcp_sessions.client.dialer import Down, Failed, Failure, Json, LinkSettings, Received, Sink
-from mcp_sessions.core.messages import RequestId
+from mcp_sessions.client.dialer import Down, Failed, Failure, LinkSettings, Received, Sink
+from mcp_sessions.core.messages import Json, RequestId
 from mcp_sessions.core.resume import FailureCause
 
 logger = logging.getLogger(__name__)

@@ -32,16 +32,15 @@ from mcp_sessions.client.dialer import (
     Down,
     Failed,
     Failure,
-    Json,
     LinkSettings,
     Missed,
     Received,
     Sink,
     Unanswered,
 )
+from mcp_sessions.client.messages import instead_of_dropped, received
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.client.rpc import instead_of_dropped, received
-from mcp_sessions.core.messages import RequestId, encode, error_body, members_of
+from mcp_sessions.core.messages import Json, RequestId, encode, error_body, members_of
 from mcp_sessions.core.nearness import past_proxies
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import FailureCause

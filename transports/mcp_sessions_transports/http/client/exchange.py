@@ -9,14 +9,8 @@ import anyio
 import httpx2
 
 from mcp_sessions import method_names
-from mcp_sessions.client.dialer import (
-    CONNECTION_CLOSED,
-    Accepted,
-    Failure,
-    Json,
-    Received,
-)
-from mcp_sessions.core.messages import Malformed, RequestId, decode, error_body, parse
+from mcp_sessions.client.dialer import CONNECTION_CLOSED, Accepted, Failure, Received
+from mcp_sessions.core.messages import Json, Malformed, RequestId, decode, error_body, parse
 from mcp_sessions.core.resume import FailureCause, is_sendable
 from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
 from mcp_sessions_transports.http.client.bounded_body import ResponseTooLarge, pieces, whole

@@ -12,8 +12,9 @@ from typing import cast
 
 import httpx2
 
-from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure, Json
+from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure
 from mcp_sessions.core.messages import (
+    Json,
     Malformed,
     RequestId,
     decode,

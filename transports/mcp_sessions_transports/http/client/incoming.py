@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import httpx2
 
-from mcp_sessions.client.dialer import Event, Failure, Json, Missed, Received
+from mcp_sessions.client.dialer import Event, Failure, Missed, Received
+from mcp_sessions.client.messages import instead_of_dropped, received
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.client.rpc import instead_of_dropped, received
-from mcp_sessions.core.messages import RequestId
+from mcp_sessions.core.messages import Json, RequestId
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import is_sendable
 from mcp_sessions.errors import OUTCOME_UNKNOWN

@@ -16,17 +16,9 @@ import anyio
 import httpx2
 from anyio.abc import TaskGroup, TaskStatus
 
-from mcp_sessions.client.dialer import (
-    Event,
-    Failed,
-    Failure,
-    Json,
-    LinkSettings,
-    Sink,
-    Unanswered,
-)
+from mcp_sessions.client.dialer import Event, Failed, Failure, LinkSettings, Sink, Unanswered
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.core.messages import RequestId
+from mcp_sessions.core.messages import Json, RequestId
 from mcp_sessions.core.resume import FailureCause
 from mcp_sessions_transports.connect_errors import without_credentials
 from mcp_sessions_transports.http.client.exchange import HttpExchange

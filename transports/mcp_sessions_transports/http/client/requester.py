@@ -12,9 +12,9 @@ import anyio
 import httpx2
 
 from mcp_sessions import method_names
-from mcp_sessions.client.dialer import Failure, Json, LinkSettings
+from mcp_sessions.client.dialer import Failure, LinkSettings
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.core.messages import RequestId, encode
+from mcp_sessions.core.messages import Json, RequestId, encode
 from mcp_sessions.core.nearness import past_proxies
 from mcp_sessions.core.resume import FailureCause
 from mcp_sessions_transports.connect_errors import without_credentials

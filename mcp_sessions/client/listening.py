@@ -8,20 +8,19 @@ it was cut: then ``session/resume`` goes before it and says where the new one be
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from mcp_sessions import method_names
-from mcp_sessions.client import rpc, stamping
+from mcp_sessions.client import messages
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.control import Hopeless, SessionControl
-from mcp_sessions.client.dialer import SHUTTING_DOWN, Failed, Failure, Json, Link
-from mcp_sessions.client.known_server import KnownServer
-from mcp_sessions.client.own_requests import RequestRefused
-from mcp_sessions.client.recovery import Recovery, Way
-from mcp_sessions.client.requests import PendingRequest
+from mcp_sessions.client.dialer import SHUTTING_DOWN, Failed, Failure, Link
+from mcp_sessions.client.requests import PendingRequest, RequestRefused
+from mcp_sessions.client.sessions import KnownServer
 from mcp_sessions.client.state import ClientState, Phase, Runtime
-from mcp_sessions.core.messages import error_body
+from mcp_sessions.core.messages import Json, error_body
 from mcp_sessions.core.resume import FailureCause, is_away
 from mcp_sessions.errors import INVALID_REQUEST, SESSION_NOT_FOUND
 
@@ -33,7 +32,7 @@ _TOO_LARGE = 413
 
 def _is_unreachable(error: Failed | RequestRefused) -> bool:
     if isinstance(error, RequestRefused):
-        return rpc.says_not_begun(error.error)
+        return messages.says_not_begun(error.error)
     return is_away(error.failure.cause, error.failure.status)
 
 
@@ -43,12 +42,20 @@ def _failure_of(error: Failed | RequestRefused) -> Failure:
 
 @dataclass(slots=True, eq=False)
 class Listener:
+    """The session's listen stream.
+
+    Args:
+        lose: Called when the link of the stream is lost.
+        restart: Called when the session is gone.
+    """
+
     _runtime: Runtime
     _state: ClientState
     _peer: KnownServer
     _app: Application
     _control: SessionControl
-    _recovery: Recovery
+    _lose: Callable[[Link, Failure], None]
+    _restart: Callable[[], None]
     _is_at_it: bool = False
     _sent_state: str | None = None
     """The ``state`` that the stream on the wire was asked for with."""
@@ -68,8 +75,8 @@ class Listener:
             if delayed:
                 await runtime.back_off()
             while listens and not listens.is_covered():
-                link = self._state.link
-                if self._state.phase is not Phase.READY or link is None:
+                link = self._link()
+                if link is None:
                     # The stream is opened once the client is ready.
                     return
                 try:
@@ -82,13 +89,17 @@ class Listener:
                     if self._peer.session is None:
                         return
                     if _is_unreachable(error):
-                        self._recovery.lose(link, _failure_of(error))
+                        self._lose(link, _failure_of(error))
                         return
                     await runtime.back_off()
         finally:
             self._is_at_it = False
         for part in listens.not_yet_acknowledged():
             await self._app.deliver(part)
+
+    def _link(self) -> Link | None:
+        is_ready = self._state.phase is Phase.READY and self._peer.session is not None
+        return self._state.link if is_ready else None
 
     async def _listen_on(self, link: Link) -> None:
         peer, listens = self._peer, self._app.listens
@@ -100,22 +111,21 @@ class Listener:
                 )
             link.abandon(listens.wire_id)
             listens.cut()
-        if peer.must_resume_before_listening:
+        if peer.session is not None and peer.session.resumes_before_listening:
             outcome = await self._control.attach(link)
             if not outcome.recovered:
-                await self._app.report_everything_changed()
+                await self._control.report_everything_changed()
             await self._app.report_outcome(outcome)
         session = peer.session
         if session is None or not listens or self._state.link is not link:
             return
-        peer.note_listen()
+        session.note_listen()
         self._sent_state = session.state
-        message = stamping.naming(listens.next_request(), peer.attempts.instance)
-        wire_id = cast(str, message["id"])
-        headers = {**listens.headers(), **stamping.session_headers(session)}
+        message = messages.naming(listens.next_request(), peer.attempts.instance)
+        headers = {**listens.headers(), **messages.session_headers(session.session_id)}
         if peer.modern_envelope is not None:
-            headers = {**stamping.modern_headers(message, peer.modern_envelope), **headers}
-        await link.send(stamping.stamped(message, wire_id, session, None, modern=True), headers)
+            headers = {**messages.modern_headers(message, peer.modern_envelope), **headers}
+        await link.send(messages.stamped(message, session, None, modern=True), headers)
 
     async def stop(self) -> None:
         listens, link = self._app.listens, self._state.link
@@ -126,7 +136,7 @@ class Listener:
         if link.kind != "http":
             try:
                 await link.send(
-                    rpc.notification(method_names.CANCELLED, {"requestId": wire_id}), {}
+                    messages.notification(method_names.CANCELLED, {"requestId": wire_id}), {}
                 )
             except Failed as failed:
                 logger.debug("%s", failed)
@@ -149,7 +159,7 @@ class Listener:
         if link is not None and is_lost and is_away(failure.cause, failure.status):
             # One that never opened may be what this path does not let through: that alone is no
             # reason to leave a connection on which calls are answered.
-            self._recovery.lose(link, failure)
+            self._lose(link, failure)
         else:
             self.see_to_it(delayed=True)
 
@@ -160,7 +170,7 @@ class Listener:
         self._app.listens.cut()
         error = cast("Json", message.get("error") or {})
         if error.get("code") == SESSION_NOT_FOUND:
-            self._recovery.begin(Way.RESTART)
+            self._restart()
             return
         self._look_at_state(error)
         if self._state.phase is Phase.READY and self._app.listens:
@@ -168,5 +178,5 @@ class Listener:
 
     def _look_at_state(self, error: Json | None) -> None:
         session = self._peer.session
-        if session is not None and error is not None and rpc.says_state_refused(error):
+        if session is not None and error is not None and messages.says_state_refused(error):
             self._peer.drop_state(session.session_id, self._sent_state)

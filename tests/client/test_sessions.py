@@ -1,12 +1,12 @@
-"""`mcp_sessions.client.hosted`: what an application's connection knows of its sessions."""
+"""The table of sessions: what a client knows of its own and of the application's."""
 
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sessions.client.hosted import HostedSessions, Standing, declares
 from mcp_sessions.client.requests import PendingRequest
+from mcp_sessions.client.sessions import Session, Sessions, Standing, declares
 
 SESSION = "io.modelcontextprotocol/session"
 IDS = ("a", "b", "c")
@@ -39,26 +39,26 @@ CHANGES = st.tuples(
 )
 
 
-def apply(hosted: HostedSessions, model: Model, change: Change) -> None:
+def apply(table: Sessions, model: Model, change: Change) -> None:
     what, session_id = change
     result: dict[str, Any] = {"sessionId": session_id, "sessionEventId": "1"}
     match what:
         case "start":
-            hosted.answered(asked("session/start"), result, {})
+            table.answered(asked("session/start"), result, {})
         case "resume":
             resumed = {"resumed": True, "catchup": True, "sessionEventId": "1"}
             pending = asked("session/resume", sessionId=session_id, lastSessionEventId="1")
-            hosted.answered(pending, resumed, {})
+            table.answered(pending, resumed, {})
         case "create":
-            hosted.answered(asked("sessions/create"), {"session": named(session_id)}, {})
+            table.answered(asked("sessions/create"), {"session": named(session_id)}, {})
         case "end":
-            hosted.answered(asked("session/end", sessionId=session_id), {}, {})
+            table.answered(asked("session/end", sessionId=session_id), {}, {})
         case "delete":
-            hosted.answered(asked("sessions/delete", named(session_id)), {}, {})
+            table.answered(asked("sessions/delete", named(session_id)), {}, {})
         case "expire":
-            hosted.answered(asked("tools/list", named(session_id)), None, {"code": -32043})
+            table.answered(asked("tools/list", named(session_id)), None, {"code": -32043})
         case _:
-            hosted.left(session_id)
+            table.left(session_id)
     if what in ("start", "resume"):
         model.current, model.standing = session_id, Standing.HERE
     if what in ("start", "resume", "create"):
@@ -75,16 +75,16 @@ def apply(hosted: HostedSessions, model: Model, change: Change) -> None:
 
 @given(st.lists(CHANGES, max_size=12))
 def test_a_request_is_of_the_session_that_its_connection_gives_it(changes: list[Change]) -> None:
-    hosted, model = HostedSessions(), Model()
+    table, model = Sessions(), Model()
     for change in changes:
-        apply(hosted, model, change)
+        apply(table, model, change)
         plain = asked("tools/list").message
-        assert hosted.session_of(plain) == (model.current, model.standing)
-        assert hosted.session_of(asked("tools/list", named("z")).message) == ("z", Standing.HERE)
-        assert hosted.session_of(asked("tools/list", None).message) == (None, Standing.HERE)
+        assert table.session_of(plain) == (model.current, model.standing)
+        assert table.session_of(asked("tools/list", named("z")).message) == ("z", Standing.HERE)
+        assert table.session_of(asked("tools/list", None).message) == (None, Standing.HERE)
         for method in ("ping", "initialize", "session/resume", "sessions/create"):
-            assert hosted.session_of(asked(method).message) == (None, Standing.HERE)
-        attached = [held.session_id for held in hosted.attached()]
+            assert table.session_of(asked(method).message) == (None, Standing.HERE)
+        attached = [held.session_id for held in table.attached()]
         assert set(attached) == model.attached
         if model.current in attached:
             # What is resumed last is current.
@@ -92,12 +92,12 @@ def test_a_request_is_of_the_session_that_its_connection_gives_it(changes: list[
 
 
 def test_after_the_end_of_a_session_nothing_of_it_is_known() -> None:
-    hosted = HostedSessions()
-    hosted.follow("a", "1")
-    hosted.ended("a")
-    assert hosted.has_ended("a") and hosted.find("a") is None
-    hosted.follow("a", "2")
-    assert not hosted.has_ended("a")
+    table = Sessions()
+    table.follow("a", "1")
+    table.ended("a")
+    assert table.has_ended("a") and table.find("a") is None
+    table.follow("a", "2")
+    assert not table.has_ended("a")
 
 
 def test_what_left_the_connection_comes_back_when_it_is_asked_for() -> None:
@@ -106,23 +106,46 @@ def test_what_left_the_connection_comes_back_when_it_is_asked_for() -> None:
         ("tools/list", named("a"), {}),
         ("session/resume", "absent", {"sessionId": "a"}),
     ):
-        hosted = HostedSessions()
-        held = hosted.follow("a", "1")
-        hosted.missed_events(held)
-        assert not hosted.has_attached and held.is_withheld
-        hosted.answered(asked(method, session, **params), {"sessionEventId": "9"}, {})
-        assert hosted.has_attached and not held.is_withheld
+        table = Sessions()
+        held = table.follow("a", "1")
+        table.missed_events(held)
+        assert not table.has_attached and held.is_withheld
+        table.answered(asked(method, session, **params), {"sessionEventId": "9"}, {})
+        assert table.has_attached and not held.is_withheld
 
 
 def test_null_gives_up_a_current_session_that_is_not_here() -> None:
     """ASC4."""
-    hosted = HostedSessions()
-    hosted.answered(asked("session/start"), {"sessionId": "a"}, {})
-    hosted.cleared()
-    assert hosted.current == "a"
-    hosted.left("a")
-    hosted.cleared()
-    assert hosted.session_of(asked("tools/list").message) == (None, Standing.HERE)
+    table = Sessions()
+    table.answered(asked("session/start"), {"sessionId": "a"}, {})
+    assert table.admit(asked("tools/list", None)) is Standing.HERE
+    assert table.current == "a"
+    table.left("a")
+    assert table.admit(asked("tools/list")) is Standing.TAKEN
+    assert table.admit(asked("tools/list", None)) is Standing.HERE
+    assert table.session_of(asked("tools/list").message) == (None, Standing.HERE)
+
+
+def test_a_request_that_was_admitted_keeps_its_session() -> None:
+    """TKO2: whoever takes a session cannot take an answer."""
+    table = Sessions()
+    table.answered(asked("session/start"), {"sessionId": "a"}, {})
+    pending = asked("tools/list")
+    assert table.admit(pending) is Standing.HERE
+    table.left("a")
+    assert table.admit(pending) is Standing.HERE
+    assert pending.session_id == "a"
+
+
+def test_the_clients_own_session_is_no_session_of_the_application() -> None:
+    """It is in the table, and the application neither ends it nor has it attached."""
+    table = Sessions()
+    own = table.own = Session("own")
+    assert table.find("own") is own
+    assert table.hosted("own") is None
+    table.gone("own")
+    assert table.own is own
+    assert not table.has_attached
 
 
 def test_either_spelling_declares_the_extension() -> None:
