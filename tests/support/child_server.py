@@ -138,8 +138,8 @@ def tool(request: Json) -> Json | None:
             asks_later.append(request["id"])
             return None
         case "have it ask":
-            # Of which of the two calls this is nothing says.
-            (asking,) = asks_later
+            # Of which of the calls this is nothing says.
+            asking, *_ = asks_later
             form: Json = {"message": "how many?", "requestedSchema": {"type": "object"}}
             say({"id": "late", "method": "elicitation/create", "params": form})
             say({"id": request["id"], "result": text("asked")})

@@ -99,7 +99,9 @@ class RemoteCall:
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         if not self.can_send_request:
             raise PeerError(INVALID_REQUEST, "the request that asks has ended")
-        request = ClientRequest(method=asked.method, params=asked.params)
+        of_client = (call.asker for call in asked.about if isinstance(call, RemoteCall))
+        about = [asker.name for asker in of_client if asker.process == self.asker.process]
+        request = ClientRequest(method=asked.method, params=asked.params, about=about)
 
         async def reported(message: Mapping[str, Any]) -> None:
             members = message["params"]

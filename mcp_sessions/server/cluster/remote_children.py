@@ -16,7 +16,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mcp_sessions import method_names
@@ -70,6 +70,8 @@ class RemoteChildren:
 
         self._taken = 0
         self._lost = 0
+        self._asking: dict[str, UpstreamCall] = {}
+        """The calls that another process serves, by their names there."""
 
     def moved(self) -> tuple[int, int]:
         """How many sessions this process took from others that are not alive, and how many it
@@ -228,10 +230,13 @@ class RemoteChildren:
                 await call.notify(method, dict(params) if params is not None else None)
 
         async def ask_client(asker: Asker, asked: ClientRequest) -> RelayedOutcome:
-            return await _asked_of(call, asker, asked)
+            about = [self._asking[each] for each in asked.about if each in self._asking]
+            return await _asked_of(call, asker, asked, about)
 
+        name = mint_request_id(self._bus.process)
+        self._asking[name] = call
         try:
-            answer = await self._relay.ask(process, request, pass_on, serve=ask_client)
+            answer = await self._relay.ask(process, request, pass_on, serve=ask_client, name=name)
         except Unserved:
             raise Moved from None
         except Deaf:
@@ -240,18 +245,22 @@ class RemoteChildren:
             raise UpstreamError(error_body(INTERNAL_ERROR, text, data)) from None
         except OutcomeUnknown as unknown:
             raise UpstreamError(wire_error(unknown)) from unknown
+        finally:
+            del self._asking[name]
         if answer.result is None:
             raise UpstreamError(dict(answer.error or {}))
         return dict(answer.result["result"]), answer.result["handshake"]
 
 
-async def _asked_of(call: UpstreamCall, asker: Asker, asked: ClientRequest) -> RelayedOutcome:
+async def _asked_of(
+    call: UpstreamCall, asker: Asker, asked: ClientRequest, about: Sequence[UpstreamCall]
+) -> RelayedOutcome:
     async def report(progress: float, total: float | None, message: str | None) -> None:
         params = {"progress": progress, "total": total, "message": message}
         await asker.update({"method": method_names.PROGRESS, "params": params})
 
     try:
-        question = PeerRequest(asked.method, asked.params, on_progress=report)
+        question = PeerRequest(asked.method, asked.params, on_progress=report, about=about)
         return await call.send_request(question), None
     except PeerError as refused:
         return None, {"code": refused.code, "message": refused.message, "data": refused.data}

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -200,6 +200,10 @@ class ClientRequest:
     kind: ClassVar[str] = "client"
     method: str
     params: Mapping[str, Any] | None
+    about: Sequence[str] = ()
+    """Names of the requests of that process that it may be about. None: of the one within which it
+    is asked.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,20 @@
-"""Hold the questions of one running request to its client, until they are answered.
+"""Hold the questions of the running requests to their clients, until they are answered.
 
-1. A client that joins the request gets its open questions, too.
-2. A question that may be about another running request of the same client passes to that one when
-   its own request ends. Otherwise the question fails, and is withdrawn.
+1. A question belongs to each running request that it may be about. It stands on the response of the
+   newest of them that its client listens to.
+2. If its client listens to none of the responses on which it stands, it is put on another one of
+   its requests: on one that the client still listens to, or else on the first one for which it
+   comes back. A repeated request gets the questions of its response once more.
+3. The first answer counts. It is taken back from the other responses.
+4. If the response of its request ends, its client has it there, and may answer it as long as
+   another request is open that it may be about. Otherwise the question fails, and is withdrawn.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mcp_sessions.errors import INTERNAL_ERROR
@@ -34,83 +40,131 @@ class Asking(Protocol):
     async def emit(self, message: bytes, log_key: str) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
+class _Asked:
+    question: PendingQuestion
+    about: list[OpenQuestions]
+    """Of each running request that it may be about, the newest last."""
+
+    on: list[OpenQuestions]
+    """Of each request on whose response it stands."""
+
+    @property
+    def is_open(self) -> bool:
+        return not self.question.future.done()
+
+    @property
+    def is_heard(self) -> bool:
+        return any(each.is_heard for each in self.on)
+
+    def listener(self) -> OpenQuestions | None:
+        """Return the newest that may get it, and whose client listens."""
+        able = (each for each in reversed(self.about) if each.is_heard and each.may_get(self))
+        return next(able, None)
+
+    def withdraw(self, message: bytes) -> None:
+        for each in self.on:
+            each.give_up(message, self.question.log_key)
+
+
 class OpenQuestions:
+    """Those of one running request."""
+
     def __init__(self, request: Asking, shared: Shared) -> None:
         self._request, self._shared = request, shared
-        self._open: dict[PendingQuestion, Sequence[OpenQuestions]] = {}
-        """With the questions of each other request that one may be about."""
-
-        self._heirs: dict[PendingQuestion, OpenQuestions] = {}
-        """Those that took over its open questions when its request ended."""
-
+        self._open: dict[_Asked, None] = {}
         self._withdrawals: set[asyncio.Task[None]] = set()
 
-    async def ask(self, asked: PeerRequest, about: Sequence[OpenQuestions]) -> dict[str, Any]:
+    async def ask(self, request: PeerRequest, about: Sequence[OpenQuestions]) -> dict[str, Any]:
         """Ask the client that waits for the request, and return its result.
 
         Args:
-            about: The questions of the running requests that it may be about.
+            about: The questions of the running requests that it may be about. None: of this one.
 
         Raises:
             PeerError: See :meth:`Outbound.send_request`.
         """
-        request, questions = self._request, self._shared.questions
-        question = questions.new(request.waiters[-1].inbound.principal, None, asked)
-        self._open[question] = about
+        questions = self._shared.questions
+        question = questions.new(self._request.waiters[-1].inbound.principal, None, request)
+        asked = _Asked(question, list(about) or [self], [])
+        for each in asked.about:
+            each._open[asked] = None
+        to = asked.listener() or self
         try:
-            return await questions.ask(
-                question,
-                lambda message: request.emit(message, question.log_key),
-                lambda message: self._holder(question)._given_up(message, question.log_key),
-            )
+            return await questions.ask(question, lambda _: to._put(asked), asked.withdraw)
         finally:
-            del self._holder(question)._open[question]
+            for each in asked.about:
+                del each._open[asked]
+            if len(asked.on) > 1 and (taken_back := question.withdraw("answered")) is not None:
+                asked.withdraw(taken_back)
+
+    @property
+    def is_heard(self) -> bool:
+        return self._request.is_awaited
 
     async def ask_again(self) -> None:
-        """Send each question to the client that joined last."""
-        asked = self._request.waiters[-1].inbound.asked
-        for question in list(self._open):
-            # Each may be answered, or a new one be asked, while the one before it is sent.
-            if not question.future.done() and may_ask(asked, question.asked.method):
-                await self._request.emit(question.message, question.log_key)
+        """Ask the client that joined last."""
+        for asked in list(self._open):
+            if self in asked.on or not asked.is_heard:
+                await self._put(asked)
+
+    def listening_changed(self) -> None:
+        """Put each question that its client cannot have on a response to which it listens."""
+        for asked in self._open:
+            to = asked.listener() if not asked.is_heard else None
+            if to is not None:
+                self._shared.background.run(IN_BACKGROUND, to._put(asked))
+
+    def may_get(self, asked: _Asked) -> bool:
+        question, inbound = asked.question, self._request.waiters[-1].inbound
+        is_its_client = inbound.principal == question.principal
+        return is_its_client and may_ask(inbound.asked, question.asked.method)
+
+    async def _put(self, asked: _Asked) -> None:
+        # It may be answered, or its request end, while the one before it is sent.
+        if asked.is_open and self in asked.about and self.may_get(asked):
+            if self not in asked.on:
+                asked.on.append(self)
+            question = asked.question
+            await self._request.emit(question.message, question.log_key)
 
     def end(self) -> None:
-        """Pass each question on, or withdraw it: its request has ended."""
+        """Leave each question to the others, or withdraw it: its request has ended."""
         reason = "the request that asked is complete"
-        for question, about in list(self._open.items()):
-            heir = self._heir_of(question)
-            if heir is not None:
-                # Its client has it, and may well answer it.
-                self._heirs[question] = heir
-                heir._open[question] = about
+        for asked in list(self._open):
+            asked.about.remove(self)
+            del self._open[asked]
+            if self not in asked.on:
                 continue
-            withdrawal = None if question.future.done() else question.withdraw(reason)
-            self._shared.questions.fail(question, INTERNAL_ERROR, reason)
+            asked.on.remove(self)
+            heir = self._heir_of(asked)
+            if asked.on or heir is not None:
+                # Its client has it, and may well answer it.
+                asked.on = asked.on or [heir]
+                continue
+            withdrawal = asked.question.withdraw(reason) if asked.is_open else None
+            self._shared.questions.fail(asked.question, INTERNAL_ERROR, reason)
             if withdrawal is not None:
-                self._withdraw(withdrawal, question.log_key)
+                self._withdraw(withdrawal, asked.question.log_key)
 
     async def withdrawn(self, timeout: float) -> None:
         """Wait until its client has the withdrawals."""
         if self._withdrawals:
             await asyncio.wait(self._withdrawals, timeout=timeout)
 
-    def _heir_of(self, question: PendingQuestion) -> OpenQuestions | None:
+    def _heir_of(self, asked: _Asked) -> OpenQuestions | None:
         request = self._request
         connection = request.waiters[-1].inbound.connection
-        if question.future.done() or connection is None or not request.is_awaited:
+        if not asked.is_open or connection is None or not request.is_awaited:
             return None
-        for other in reversed(self._open[question]):
+        for other in reversed(asked.about):
             inbound = other._request.waiters[-1].inbound
-            is_same = inbound.connection is connection and inbound.principal == question.principal
-            if is_same and not other._request.done:
+            is_same = inbound.connection is connection
+            if is_same and inbound.principal == asked.question.principal:
                 return other
         return None
 
-    def _holder(self, question: PendingQuestion) -> OpenQuestions:
-        heir = self._heirs.get(question)
-        return heir._holder(question) if heir is not None else self
-
-    def _given_up(self, message: bytes, log_key: str) -> None:
+    def give_up(self, message: bytes, log_key: str) -> None:
         # Over HTTP its own way is gone with its answer: an answer after that is ignored.
         if not self._request.done or self._request.transport != "http":
             self._withdraw(message, log_key)

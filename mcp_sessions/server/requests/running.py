@@ -119,8 +119,7 @@ class RunningRequest:
         shared, (waiter,) = self._shared, self.waiters
         shared.calls.begins(self)
         channel = waiter.inbound.channel
-        reattached = partial(shared.detached.remove, self)
-        channel.watch(lambda: self._closed(waiter), reattached)
+        channel.watch(lambda: self._closed(waiter), self._reopened)
         if shared.loop is None:
             shared.loop = asyncio.get_running_loop()
         if self._call.task_after is not None:
@@ -149,6 +148,13 @@ class RunningRequest:
             self._shared.background.run(IN_BACKGROUND, self.abort(cancelled))
         elif not (self.done or self.is_awaited):
             self._shared.detached.add(self)
+            if self._questions is not None:
+                self._questions.listening_changed()
+
+    def _reopened(self) -> None:
+        self._shared.detached.remove(self)
+        if self._questions is not None:
+            self._questions.listening_changed()
 
     def end(self) -> None:
         self.done = True
@@ -567,9 +573,8 @@ class RunningRequest:
         answer.
         """
         waiter.begins(self)
-        reattached = partial(self._shared.detached.remove, self)
-        waiter.inbound.channel.watch(lambda: self._closed(waiter), reattached)
-        reattached()
+        waiter.inbound.channel.watch(lambda: self._closed(waiter), self._reopened)
+        self._shared.detached.remove(self)
         self.waiters.append(waiter)
         connection = waiter.inbound.connection
         self.response = waiter.inbound.channel

@@ -84,6 +84,42 @@ async def test_a_question_whose_call_ended_is_sent_again_with_another_that_it_ma
         assert json.loads(text_of((await peer.answer(waits))["result"])) == answer
 
 
+async def test_who_comes_back_for_one_of_several_calls_is_asked_what_may_be_about_it() -> None:
+    """The call on whose response the question stood goes on, and nobody comes back for it."""
+    answer = {"action": "accept", "content": {"answer": "two"}}
+    capabilities = {**DECLARED, **ELICITS}
+    async with duplex_world(server=child()) as w:
+        peer = await w.connected("websocket", capabilities=capabilities)
+        session = await peer.start()
+        meta = keyed("k", session["sessionId"])
+        await peer.call("ask later", meta=meta)
+        await peer.call("hold")
+        await peer.answer(await peer.call("have it ask"))
+        first = await peer.question()
+        await peer.leave()
+        peer = await w.connected("websocket", capabilities=capabilities)
+        await peer.resume(session["sessionId"], session["sessionEventId"])
+        waits = await peer.call("ask later", meta=meta)
+        assert await peer.question() == first
+        await peer.respond(first, answer)
+        assert json.loads(text_of((await peer.answer(waits))["result"])) == answer
+
+
+# The number of the newest is one of a process.
+@pytest.mark.in_memory
+async def test_who_loses_one_of_several_responses_is_asked_on_another() -> None:
+    answer = {"action": "accept", "content": {"answer": "two"}}
+    async with child_world() as w:
+        client = await w.connected(capabilities=ELICITS)
+        asks = client.call("ask later")
+        newest = client.call("hold")
+        await client.call("have it ask").result()
+        newest.reply.leave()
+        (question,) = [m for m in await at_most(20, asks.reply.has(1)) if "method" in m]
+        await client.respond(question, answer)
+        assert json.loads(text_of(await asks.result())) == answer
+
+
 async def test_what_is_asked_has_ended_with_the_last_call_that_it_may_be_about() -> None:
     """Its server may never say that it waits no more."""
     async with duplex_world(server=child()) as w:
