@@ -21,7 +21,7 @@ from mcp_sessions.server.upstream.stdio.stdio_child import StdioChildren
 from tests.support import replicas
 from tests.support.children import child, children_of, is_alive, modern_child, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
-from tests.support.raw import Json, RawClient, Sent, in_session, keyed, text_of, uris
+from tests.support.raw import Json, RawClient, Sent, at_most, in_session, keyed, text_of, uris
 from tests.support.replicas import Cluster, cluster, lost
 from tests.support.urls import stock_url
 from tests.support.world import Toolbox
@@ -204,6 +204,20 @@ async def test_a_question_reaches_the_client_whose_request_came_at_another_repli
         await other.respond(question, {"action": "accept", "content": {"answer": "yes"}})
         answered = json.loads(text_of(await sent.result()))
         assert answered == {"action": "accept", "content": {"answer": "yes"}}
+
+
+async def test_who_loses_one_of_several_calls_at_another_replica_is_asked_on_another() -> None:
+    """The process is at one replica, and what its question may be about came at another."""
+    async with commands() as c:
+        client, meta, _ = await at_first(c, capabilities={"elicitation": {}})
+        there = c.at(1, client)
+        asks = there.call("ask later", meta=meta)
+        newest = there.call("hold", meta=meta)
+        await there.call("have it ask", meta=meta).result()
+        newest.reply.leave()
+        (question,) = [m for m in await at_most(20, asks.reply.has(1)) if "method" in m]
+        await there.respond(question, {"action": "decline"})
+        assert json.loads(text_of(await asks.result())) == {"action": "decline"}
 
 
 @pytest.mark.in_process

@@ -17,21 +17,6 @@ class Known:
     """Whether a plan has what the fault needs."""
 
 
-def _asks_in_two_calls_at_once(plan: Json) -> bool:
-    return plan["server"] != "python" and any(
-        sum(_asks(step) for step in client["steps"]) > 1
-        and any(step.get("background") for step in client["steps"])
-        for client in plan["clients"]
-    )
-
-
-def _asks_in_rounds(plan: Json) -> bool:
-    return plan["server"] != "python" and any(
-        client["kind"] == "modern" and any(_asks(step) for step in client["steps"])
-        for client in plan["clients"]
-    )
-
-
 def _asks_while_the_store_is_away(plan: Json) -> bool:
     asks = any(_asks(step) for client in plan["clients"] for step in client["steps"])
     return asks and any(fault["kind"].startswith("store") for fault in plan["faults"])
@@ -55,21 +40,9 @@ _WAITS: Final = frozenset(
 
 KNOWN: Final = (
     Known(
-        "A question of a command that may be about several calls is put on the newest of them. If "
-        "the client loses that one and sends another one again, it is not asked again.",
-        _WAITS,
-        _asks_in_two_calls_at_once,
-    ),
-    Known(
         "A question that is put while the store is away, and its reply is lost, is never asked.",
         _WAITS,
         _asks_while_the_store_is_away,
-    ),
-    Known(
-        "Progress that a command reports just before a question to a client of the 2026 era is "
-        "lost: the question ends the response.",
-        frozenset({"a_response_that_was_read_whole_has_all_its_messages"}),
-        _asks_in_rounds,
     ),
     Known(
         "An answer to a question is accepted at one replica and passed on in one message. If the "

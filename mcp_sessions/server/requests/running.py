@@ -505,7 +505,10 @@ class RunningRequest:
             return
         if self._call.instead:
             params = restored(params, self._call.instead)
-        if self._held is not None and (newest := self._newest) is not None:
+        held = self._held
+        if held is not None and method == method_names.LOGGED and held.keeps(method, params):
+            return
+        if held is not None and (newest := self._newest) is not None:
             await newest.notify(method, params)
         elif self._task is not None and method in _NOT_OF_TASKS:
             # A task has no progress and no log messages: a part of its status is for people.
@@ -528,6 +531,8 @@ class RunningRequest:
         await self.report({name: value for name, value in reported if value is not None})
 
     async def report(self, params: Mapping[str, Any]) -> None:
+        if self._held is not None and self._held.keeps(method_names.PROGRESS, params):
+            return None
         if self._held is not None and (newest := self._newest) is not None:
             return await newest.report(params)
         if self._task is not None:

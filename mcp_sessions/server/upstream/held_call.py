@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from mcp_sessions import method_names
 from mcp_sessions.core.messages import encode, wire_error
 from mcp_sessions.core.named import name_in
 from mcp_sessions.errors import OutcomeUnknown
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.port import NotAskable, PeerRequest, UpstreamCall, UpstreamError
+
+logger = logging.getLogger(__name__)
+
+_MOST = 256
+"""Messages of one call that wait for its next round, the newest."""
+
+_MOST_BYTES = 65_536
+"""Bytes of them together."""
 
 
 @dataclass(eq=False)
@@ -36,6 +47,32 @@ class HeldCall:
     _largest: int = 0
     size: int = 0
     """Bytes of its largest request and its open questions."""
+
+    _said: deque[tuple[str, Mapping[str, Any] | None, int]] = field(
+        init=False, default_factory=deque[tuple[str, "Mapping[str, Any] | None", int]]
+    )
+    """Progress and log messages that its handler sent while no round was open."""
+
+    def keeps(self, method: str, params: Mapping[str, Any] | None) -> bool:
+        """Keep a message for the next round. False: a round is open, and its client gets it now."""
+        if self.name is None and not self._said:
+            return False
+        self._said.append((method, params, len(encode(params))))
+        while len(self._said) > _MOST or sum(size for *_, size in self._said) > _MOST_BYTES:
+            self._said.popleft()
+            logger.warning("a call says much while its client is asked: the oldest is left out")
+        return True
+
+    async def tells(self) -> None:
+        """Send the newest request what was kept."""
+        while self._said:
+            # It stays until it is sent: what is said meanwhile comes after it.
+            method, params, _ = self._said[0]
+            if method == method_names.PROGRESS:
+                await self.call.newest.report(params or {})
+            else:
+                await self.call.newest.notify(method, params)
+            self._said.popleft()
 
     def asked(self, params: Mapping[str, Any] | None, questions: Mapping[str, Any]) -> None:
         self._largest = max(self._largest, len(encode(params or {})))

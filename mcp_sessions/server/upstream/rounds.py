@@ -13,7 +13,8 @@ Rules:
    waited for :data:`AWAY` seconds is given up if another client needs its room
    (:data:`AWAY_IN_SMALL` if there are fewer than four children). It is a call of the client that
    has most of them, if that has more than the other one. A session keeps its child.
-5. Calls in rounds are bounded in number and in bytes, by clients (``core/fair_bound.py``). Who has
+5. Progress and log messages that come while the client has no request open wait for its next one.
+6. Calls in rounds are bounded in number and in bytes, by clients (``core/fair_bound.py``). Who has
    most loses its oldest. A client is asked nothing if only a client with as many could lose one:
    the handler gets the error. Outside of sessions, one principal has fewer than half of the
    children that it may have, but at least one. All clients without authentication have half of
@@ -296,6 +297,7 @@ class Rounds:
             raise
 
     async def _turn(self, held: HeldCall, params: dict[str, Any] | None) -> dict[str, Any]:
+        await held.tells()
         asked = self._asked(held, params, await held.call.turn())
         return asked if asked is not None else await asyncio.shield(held.outcome)
 

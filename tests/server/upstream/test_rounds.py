@@ -16,7 +16,7 @@ from mcp_sessions.server.upstream.held_call import HeldCall
 from tests.server.upstream.external.test_peer_in_rounds import UNKNOWN, again
 from tests.server.upstream.external.test_upstream import user
 from tests.support.children import until
-from tests.support.modern import ModernClient
+from tests.support.modern import LOG_LEVEL, ModernClient
 from tests.support.raw import Json, at_most, text_of
 from tests.support.world import Toolbox, World, world
 
@@ -122,6 +122,67 @@ async def test_two_questions_at_once_may_be_answered_one_by_one() -> None:
         one: Json = {"action": "accept", "content": {"answer": "A"}}
         result = await client.send("tools/call", again(rest, one, params=params)).result()
         assert text_of(result) == "A B"
+
+
+async def test_what_a_handler_says_between_two_rounds_comes_with_the_next_one() -> None:
+    """Its other question ended the response to which it would belong. KEY21's reasons hold here,
+    too: no message of a call is missing without an error."""
+    gate, told = asyncio.Event(), asyncio.Event()
+
+    async def says(ctx: Any, arguments: Json) -> str:
+        other = asyncio.create_task(ctx.session.elicit_form("b", SCHEMA))
+        await ctx.session.elicit_form("a", SCHEMA)
+        await gate.wait()
+        await ctx.session.report_progress(1)
+        await ctx.session.send_log_message("info", "between", related_request_id=ctx.request_id)
+        await ctx.session.report_progress(2)
+        told.set()
+        await other
+        await ctx.session.report_progress(3)
+        return "said"
+
+    async with world(box=box_of(says)) as w:
+        client, params = client_of(w), {"name": "says", "arguments": {}}
+        logs = {LOG_LEVEL: "info"}
+        asked = await client.send("tools/call", params, meta=logs).result()
+        (first,) = (n for n, q in asked["inputRequests"].items() if q["params"]["message"] == "a")
+        part = {**params, "inputResponses": {first: TWO}, "requestState": asked["requestState"]}
+        rest = await client.send("tools/call", part).result()
+        gate.set()
+        await at_most(5, told.wait())
+        meta = {"progressToken": "3rd", **logs}
+        sent = client.send("tools/call", again(rest, TWO, params=params), meta=meta)
+        assert text_of(await sent.result()) == "said"
+        said = [m["params"] for m in sent.messages if "method" in m]
+        assert [each.get("progress", each.get("data")) for each in said] == [1, "between", 2, 3]
+
+
+async def test_what_waits_for_the_next_round_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """The newest stays: progress says how far it is."""
+    told = asyncio.Event()
+
+    async def says(ctx: Any, arguments: Json) -> str:
+        asks = asyncio.create_task(ctx.session.elicit_form("a", SCHEMA))
+        await asyncio.sleep(0.1)
+        for n in range(1, 1001):
+            await ctx.session.report_progress(n, message="x" * arguments["size"])
+        told.set()
+        await asks
+        return "said"
+
+    async with world(box=box_of(says)) as w:
+        for size, most in ((0, 256), (1000, 65)):
+            told.clear()
+            params: Json = {"name": "says", "arguments": {"size": size}}
+            asked = await client_of(w).send("tools/call", params, meta={"progressToken": 1}).result()
+            await at_most(5, told.wait())
+            brought = again(asked, TWO, params=params)
+            sent = client_of(w).send("tools/call", brought, meta={"progressToken": 2})
+            await sent.result()
+            steps = [m["params"]["progress"] for m in sent.messages if "method" in m]
+            assert steps == list(range(1001 - len(steps), 1001))
+            assert most - 8 < len(steps) <= most
+    assert "the oldest is left out" in caplog.text
 
 
 @pytest.mark.parametrize("declared", [{}, {"roots": {}}, {"elicitation": {"url": {}}}])
