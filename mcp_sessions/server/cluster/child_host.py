@@ -99,8 +99,8 @@ class RemoteCall:
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         if not self.can_send_request:
             raise PeerError(INVALID_REQUEST, "the request that asks has ended")
-        of_client = (call.asker for call in asked.about if isinstance(call, RemoteCall))
-        about = [asker.name for asker in of_client if asker.process == self.asker.process]
+        # Its process knows only its own.
+        about = [call.asker.name for call in asked.about if isinstance(call, RemoteCall)]
         request = ClientRequest(method=asked.method, params=asked.params, about=about)
 
         async def reported(message: Mapping[str, Any]) -> None:

@@ -16,7 +16,8 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mcp_sessions import method_names
@@ -231,7 +232,9 @@ class RemoteChildren:
 
         async def ask_client(asker: Asker, asked: ClientRequest) -> RelayedOutcome:
             about = [self._asking[each] for each in asked.about if each in self._asking]
-            return await _asked_of(call, asker, asked, about)
+            return await _asked_of(
+                call, asker, PeerRequest(asked.method, asked.params, about=about)
+            )
 
         name = mint_request_id(self._bus.process)
         self._asking[name] = call
@@ -252,15 +255,12 @@ class RemoteChildren:
         return dict(answer.result["result"]), answer.result["handshake"]
 
 
-async def _asked_of(
-    call: UpstreamCall, asker: Asker, asked: ClientRequest, about: Sequence[UpstreamCall]
-) -> RelayedOutcome:
+async def _asked_of(call: UpstreamCall, asker: Asker, asked: PeerRequest) -> RelayedOutcome:
     async def report(progress: float, total: float | None, message: str | None) -> None:
         params = {"progress": progress, "total": total, "message": message}
         await asker.update({"method": method_names.PROGRESS, "params": params})
 
     try:
-        question = PeerRequest(asked.method, asked.params, on_progress=report, about=about)
-        return await call.send_request(question), None
+        return await call.send_request(replace(asked, on_progress=report)), None
     except PeerError as refused:
         return None, {"code": refused.code, "message": refused.message, "data": refused.data}

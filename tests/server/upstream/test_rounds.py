@@ -126,7 +126,8 @@ async def test_two_questions_at_once_may_be_answered_one_by_one() -> None:
 
 async def test_what_a_handler_says_between_two_rounds_comes_with_the_next_one() -> None:
     """Its other question ended the response to which it would belong. KEY21's reasons hold here,
-    too: no message of a call is missing without an error."""
+    too: no message of a call is missing without an error.
+    """
     gate, told = asyncio.Event(), asyncio.Event()
 
     async def says(ctx: Any, arguments: Json) -> str:
@@ -142,7 +143,8 @@ async def test_what_a_handler_says_between_two_rounds_comes_with_the_next_one() 
         return "said"
 
     async with world(box=box_of(says)) as w:
-        client, params = client_of(w), {"name": "says", "arguments": {}}
+        client = client_of(w)
+        params: Json = {"name": "says", "arguments": {}}
         logs = {LOG_LEVEL: "info"}
         asked = await client.send("tools/call", params, meta=logs).result()
         (first,) = (n for n, q in asked["inputRequests"].items() if q["params"]["message"] == "a")
@@ -174,7 +176,9 @@ async def test_what_waits_for_the_next_round_is_bounded(caplog: pytest.LogCaptur
         for size, most in ((0, 256), (1000, 65)):
             told.clear()
             params: Json = {"name": "says", "arguments": {"size": size}}
-            asked = await client_of(w).send("tools/call", params, meta={"progressToken": 1}).result()
+            asked = (
+                await client_of(w).send("tools/call", params, meta={"progressToken": 1}).result()
+            )
             await at_most(5, told.wait())
             brought = again(asked, TWO, params=params)
             sent = client_of(w).send("tools/call", brought, meta={"progressToken": 2})
