@@ -137,10 +137,10 @@ class OpenQuestions:
             if self not in asked.on:
                 continue
             asked.on.remove(self)
-            heir = self._heir_of(asked)
-            if asked.on or heir is not None:
+            if not asked.on and (heir := self._heir_of(asked)) is not None:
                 # Its client has it, and may well answer it.
-                asked.on = asked.on or [heir]
+                asked.on.append(heir)
+            if asked.on:
                 continue
             withdrawal = asked.question.withdraw(reason) if asked.is_open else None
             self._shared.questions.fail(asked.question, INTERNAL_ERROR, reason)
