@@ -6,14 +6,15 @@ So that whoever loads the conversation, in whatever process, goes on in the same
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar, cast
 
 import anyio.from_thread
 
 from mcp_sessions.client.jar import SavedSession
-from mcp_sessions.core.messages import members_of
+from mcp_sessions.client.open_tasks import OpenTask, open_task_of
+from mcp_sessions.core.messages import entries_of, members_of
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.contract import SessionStore
@@ -40,8 +41,8 @@ class StoreJar:
         data = await self._store.load_data(self._session_id)
         return members_of(data.value.get(MEMBER)).get(name) if data is not None else None
 
-    async def change(self, name: str, content: dict[str, Any] | None) -> None:
-        """Save one server's session; None: there is none any more.
+    async def change(self, name: str, content: object) -> None:
+        """Save one server's session, or its tasks; None or empty: there is none any more.
 
         Raises:
             StoreUnavailable: It was not saved.
@@ -51,10 +52,10 @@ class StoreJar:
             if data is None:
                 return  # the conversation was deleted, and needs nothing any more
             saved = data.value.setdefault(MEMBER, {})
-            if content is None:
-                saved.pop(name, None)
-            else:
+            if content:
                 saved[name] = content
+            else:
+                saved.pop(name, None)
             if await self._store.replace_data(
                 self._session_id, data.value, expected_version=data.version
             ):
@@ -63,11 +64,13 @@ class StoreJar:
 
 
 class StoreSlot:
-    """Keeps one server's session. Its methods are called in threads, as a file's would be."""
+    """Keeps one server's session and its tasks. Its methods are called in threads, as a file's
+    would be.
+    """
 
     def __init__(self, jar: StoreJar, name: str) -> None:
         self._jar = jar
-        self._name = name
+        self._name, self._tasks_name = name, f"tasks of {name}"
 
     def load(self) -> SavedSession | None:
         saved = _in_the_loop(self._jar.read, self._name)
@@ -81,6 +84,14 @@ class StoreSlot:
     def save(self, session: SavedSession | None) -> None:
         content = asdict(session) if session is not None else None
         _in_the_loop(self._jar.change, self._name, content)
+
+    def load_tasks(self) -> Sequence[OpenTask]:
+        saved = entries_of(_in_the_loop(self._jar.read, self._tasks_name))
+        return [task for each in saved if (task := open_task_of(each))]
+
+    def save_tasks(self, tasks: Sequence[OpenTask]) -> None:
+        content = [asdict(task) for task in tasks]
+        _in_the_loop(self._jar.change, self._tasks_name, content)
 
     def close(self) -> None:
         """Do nothing: the store stays open."""

@@ -27,12 +27,13 @@ import os
 import sys
 import tempfile
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from mcp_sessions.argument_types import checked
+from mcp_sessions.client.open_tasks import OpenTask, TaskSlot, open_task_of
 from mcp_sessions.core.messages import Json, encode, entries_of, members_of
 from mcp_sessions.core.resume import EventId
 
@@ -147,8 +148,8 @@ class SavedSession:
     """Its calls that wait for answers of the user."""
 
 
-class JarSlot(Protocol):
-    """Keeps one client's session, until it is closed."""
+class JarSlot(TaskSlot, Protocol):
+    """Keeps one client's session and its tasks, until it is closed."""
 
     def load(self) -> SavedSession | None:
         """Return the saved session; None: there is none, or it cannot be read."""
@@ -203,8 +204,12 @@ class FileJar:
         short = hashlib.sha256(name.encode()).hexdigest()[:16]
         return self.path.with_name(f".{self.path.name}.{short}.lock")
 
-    def read(self) -> dict[str, Any]:
-        """Name → what was saved; empty if there is no file or it cannot be understood."""
+    def read(self, kind: str = "sessions") -> dict[str, Any]:
+        """Name → what was saved; empty if there is no file or it cannot be understood.
+
+        Args:
+            kind: ``sessions``, or ``tasks``, which do not end with a session.
+        """
         try:
             content = json.loads(self.path.read_bytes())
         except FileNotFoundError:
@@ -215,21 +220,21 @@ class FileJar:
         if members_of(content).get("version") != _VERSION:
             logger.warning("%s is of another version: its sessions are given up", self.path)
             return {}
-        return members_of(content.get("sessions"))
+        return members_of(content.get(kind))
 
-    def change(self, name: str, saved: SavedSession | None) -> None:
+    def change(self, name: str, saved: object, kind: str = "sessions") -> None:
         """Replace one entry. Others' entries are left as they are, also while they write.
 
         Raises:
             OSError: It could not be written.
         """
         with self._locked():
-            sessions = self.read()
-            if saved is None:
-                sessions.pop(name, None)
+            content = {each: self.read(each) for each in ("sessions", "tasks")}
+            if saved:
+                content[kind][name] = saved
             else:
-                sessions[name] = asdict(saved)
-            self._replace({"version": _VERSION, "sessions": sessions})
+                content[kind].pop(name, None)
+            self._replace({"version": _VERSION, **content})
 
     @contextlib.contextmanager
     def _locked(self) -> Generator[None]:
@@ -276,7 +281,14 @@ class _FileSlot:
         )
 
     def save(self, session: SavedSession | None) -> None:
-        self._jar.change(self._name, session)
+        self._jar.change(self._name, asdict(session) if session is not None else None)
+
+    def load_tasks(self) -> Sequence[OpenTask]:
+        saved = entries_of(self._jar.read("tasks").get(self._name))
+        return [task for each in saved if (task := open_task_of(each))]
+
+    def save_tasks(self, tasks: Sequence[OpenTask]) -> None:
+        self._jar.change(self._name, [asdict(task) for task in tasks], "tasks")
 
     def close(self) -> None:
         """Unlock and close the file. The lock goes with the file, also if the process is killed."""

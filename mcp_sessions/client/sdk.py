@@ -17,12 +17,13 @@ import anyio
 import anyio.to_thread
 from mcp import MCPError
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import CallToolResult, jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from mcp_sessions.client.application import Callbacks
 from mcp_sessions.client.dialer import Dialer, Failed
 from mcp_sessions.client.jar import Jar, OpenCall
+from mcp_sessions.client.open_tasks import OpenTask, OpenTasks
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.reports import KnownSession, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.resuming import ResumingClient
@@ -65,6 +66,7 @@ class ResumableTransport(AbstractAsyncContextManager[SdkStreams]):
     _on_resume: OnResume | None = None
     _entered: AbstractAsyncContextManager[SdkStreams] | None = field(init=False, default=None)
     _client: ResumingClient | None = field(init=False, default=None)
+    _calls: TaskCalls | None = field(init=False, default=None)
 
     async def __aenter__(self) -> SdkStreams:
         """Start; the first message opens a connection."""
@@ -104,6 +106,28 @@ class ResumableTransport(AbstractAsyncContextManager[SdkStreams]):
         the same jar. Empty where the transport is not in use.
         """
         return self._client.open_calls if self._client is not None else ()
+
+    def tasks(self) -> tuple[OpenTask, ...]:
+        """The tasks of this program's calls whose outcomes nobody got, also those of an earlier run
+        with the same jar. Empty where the transport is not in use.
+        """
+        return self._calls.open_tasks.all() if self._calls is not None else ()
+
+    async def task(self, task_id: str) -> CallToolResult:
+        """Wait for the result of a task, as its call would have.
+
+        Raises:
+            MCPError: It failed or was cancelled; or see :func:`is_outcome_unknown`.
+            RuntimeError: It asks its user: see :class:`~mcp_sessions.OpenTask`. Or the client has
+                sent no request of 2026-07-28.
+        """
+        if self._calls is None:
+            raise RuntimeError("this transport is not in use")
+        outcome = await self._calls.outcome(task_id)
+        error = outcome.get("error")
+        if error is not None:
+            raise MCPError(error.get("code", 0), str(error.get("message")), error.get("data"))
+        return CallToolResult.model_validate(outcome["result"], by_name=False)
 
     async def move_to(self, url: str) -> ResumeOutcome:
         """Take the session to another address of the same server, also while calls run.
@@ -167,14 +191,16 @@ class ResumableTransport(AbstractAsyncContextManager[SdkStreams]):
         async with to_app, read, write, from_app, anyio.create_task_group() as tasks:
             runtime = Runtime(self._policy, tasks)
             client = ResumingClient(self._dialers, runtime, callbacks, slot=slot)
-            calls = TaskCalls(client.take, deliver, tasks.start_soon)
+            open_tasks = OpenTasks(slot)
+            calls = TaskCalls(client.take, deliver, tasks.start_soon, open_tasks)
             await client.start()
+            await open_tasks.load()
             tasks.start_soon(pump)
-            self._client = client
+            self._client, self._calls = client, calls
             try:
                 yield read, write
             finally:
-                self._client = None
+                self._client = self._calls = None
                 with anyio.CancelScope(shield=True):
                     # Each step in it is bounded.
                     await client.close()

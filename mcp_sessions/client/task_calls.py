@@ -9,7 +9,8 @@ It stands between the application and the client that resumes. Rules, owned by
 3. A poll without an answer is sent again: it changes nothing. A task that the server does not know
    any more has an unknown outcome (-31012).
 4. A call that the application cancels cancels its task.
-5. What the session's log says of a task ends the wait for the next poll. Only an application that
+5. A task is remembered until its outcome is here, or its cancellation was answered.
+6. What the session's log says of a task ends the wait for the next poll. Only an application that
    declares the extension itself gets that message.
 """
 
@@ -29,6 +30,7 @@ from mcp_sessions.client.messages import (
     marked,
     modern_headers,
 )
+from mcp_sessions.client.open_tasks import STATE, OpenTask, OpenTasks
 from mcp_sessions.core.messages import (
     PROTOCOL_VERSION_META,
     Json,
@@ -43,9 +45,6 @@ from mcp_sessions.errors import INVALID_PARAMS, REQUEST_CANCELLED, OutcomeUnknow
 
 Send = Callable[[Json, Mapping[str, str]], Awaitable[None]]
 
-_STATE: Final = "io.github.mcp-sessions/task:"
-"""How the ``requestState`` of a round begins. The id of its task follows."""
-
 _USUAL: Final = 1.0
 """Seconds between two polls of a server that says nothing of it."""
 
@@ -56,8 +55,12 @@ _TRIES: Final = 60
 @dataclass(slots=True, eq=False, repr=False)
 class _Call:
     envelope: Envelope
+    params: Json = field(default_factory=dict[str, Any])
     task_id: str | None = None
     """None: it is a call still."""
+
+    answered: frozenset[str] = frozenset()
+    """Questions that were answered. The server may show them once more."""
 
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     changed: anyio.Event = field(default_factory=anyio.Event)
@@ -75,6 +78,7 @@ class TaskCalls:
         send: Send,
         deliver: Callable[[Json], Awaitable[None]],
         start: Callable[..., object],
+        open_tasks: OpenTasks,
     ) -> None:
         """Stand between the two.
 
@@ -82,7 +86,10 @@ class TaskCalls:
             send: Sends a message to the server.
             deliver: Gives a message to the application.
             start: Runs a function in the background, with its arguments.
+            open_tasks: Remembers tasks for the next run.
         """
+        self.open_tasks = open_tasks
+        self._envelope: Envelope | None = None
         self._send, self._deliver, self._start = send, deliver, start
         self._calls: dict[RequestId, _Call] = {}
         self._sent: dict[RequestId, _Sent] = {}
@@ -94,20 +101,24 @@ class TaskCalls:
 
     async def send(self, message: Json, headers: Mapping[str, str]) -> None:
         params = members_of(message.get("params"))
+        state: object = params.get("requestState")
+        goes_on = isinstance(state, str) and state.startswith(STATE)
+        if self._envelope is None:
+            self._envelope = _declaring(message)
         match message.get("method"):
             case method_names.DISCOVER:
                 self._discovering = message["id"]
-            case method_names.CALL_TOOL if self._server_has_tasks:
+            case method_names.CALL_TOOL if self._server_has_tasks or goes_on:
                 envelope = _declaring(message)
                 if envelope is None:
                     self._application_has_tasks |= _has_tasks(message)
                 else:
-                    call = _Call(envelope)
+                    call = _Call(envelope, params)
                     self._calls[message["id"]] = call
-                    state: object = params.get("requestState")
-                    if isinstance(state, str) and state.startswith(_STATE):
-                        call.task_id = state.removeprefix(_STATE)
+                    if goes_on:
+                        call.task_id = str(state).removeprefix(STATE)
                         answers = members_of(params.get("inputResponses"))
+                        call.answered = frozenset(answers)
                         self._start(self._go_on, message["id"], call, answers)
                         return
                     message = marked(message, call.envelope.meta)
@@ -155,32 +166,66 @@ class TaskCalls:
     async def _go_on(self, request_id: RequestId, call: _Call, answers: Json) -> None:
         """Answer the questions of a task, and wait on for it."""
         with call.scope:
-            await self._ask(call, method_names.UPDATE_TASK, {"inputResponses": answers})
-            await self._poll(request_id, call, {})
+            if answers:
+                await self._ask(call, method_names.UPDATE_TASK, {"inputResponses": answers})
+            await self._deliver_outcome(request_id, call, {})
 
     async def _wait(self, request_id: RequestId, call: _Call, shown: Mapping[str, Any]) -> None:
         with call.scope:
-            await self._poll(request_id, call, shown)
+            name, arguments = str(call.params.get("name")), call.params.get("arguments")
+            await self.open_tasks.add(OpenTask(str(call.task_id), name, arguments))
+            await self._deliver_outcome(request_id, call, shown)
 
-    async def _poll(self, request_id: RequestId, call: _Call, shown: Mapping[str, Any]) -> None:
+    async def _deliver_outcome(
+        self, request_id: RequestId, call: _Call, shown: Mapping[str, Any]
+    ) -> None:
+        outcome = await self._outcome_of(call, shown)
+        if self._calls.pop(request_id, None) is not None:
+            await self._deliver({"jsonrpc": "2.0", "id": request_id, **outcome})
+
+    async def outcome(self, task_id: str) -> Json:
+        """Wait for a task, also of an earlier run. Return the ``result`` or ``error`` of its call.
+
+        Raises:
+            RuntimeError: It asks its user, or no request has said how this client is.
+        """
+        if self._envelope is None:
+            raise RuntimeError("a task is asked for after the first request of 2026-07-28")
+        self._numbers += 1
+        name, call = f"outcome-{self._numbers}", _Call(self._envelope, task_id=task_id)
+        self._calls[name] = call
+        try:
+            outcome = await self._outcome_of(call, {"pollIntervalMs": 1})
+        finally:
+            del self._calls[name]
+        if members_of(outcome.get("result")).get("resultType") == "input_required":
+            raise RuntimeError("the task asks its user: continue it by its request_state")
+        return outcome
+
+    async def _outcome_of(self, call: _Call, shown: Mapping[str, Any]) -> Json:
         while True:
             # What answers a call with a task tells no outcome yet.
             with anyio.move_on_after(_pause(shown)):
                 await call.changed.wait()
             call.changed = anyio.Event()
             answer = await self._ask(call, method_names.GET_TASK, {})
-            if "error" in answer:
+            error: Json | None = answer.get("error")
+            if error is not None:
                 outcome: Json | None = {"error": wire_error(OutcomeUnknown())}
             else:
                 shown = members_of(answer.get("result"))
                 outcome = _outcome(shown, call)
             if outcome is not None:
                 break
-        if self._calls.pop(request_id, None) is not None:
-            await self._deliver({"jsonrpc": "2.0", "id": request_id, **outcome})
+        is_asking = members_of(outcome.get("result")).get("resultType") == "input_required"
+        # A server that does not answer may have it still.
+        if not is_asking and (error is None or error.get("code") == INVALID_PARAMS):
+            await self.open_tasks.remove(str(call.task_id))
+        return outcome
 
     async def _cancel(self, call: _Call) -> None:
         await self._ask(call, method_names.CANCEL_TASK, {})
+        await self.open_tasks.remove(str(call.task_id))
 
     async def _ask(self, call: _Call, method: str, more: Json) -> Json:
         """Send a request about a task until it is answered. Return the answer, or the last error:
@@ -242,9 +287,11 @@ def _outcome(shown: Mapping[str, Any], call: _Call) -> Json | None:
             return {"error": members_of(shown.get("error"))}
         case TaskStatus.CANCELLED.value:
             return {"error": error_body(REQUEST_CANCELLED, "Request cancelled")}
-        case TaskStatus.INPUT_REQUIRED.value if shown.get("inputRequests"):
-            asked = {"inputRequests": shown["inputRequests"]}
-            state = {"requestState": f"{_STATE}{call.task_id}"}
-            return {"result": {"resultType": "input_required", **asked, **state}}
+        case TaskStatus.INPUT_REQUIRED.value:
+            asked = members_of(shown.get("inputRequests"))
+            asked = {key: each for key, each in asked.items() if key not in call.answered}
+            state = f"{STATE}{call.task_id}"
+            told = {"resultType": "input_required", "inputRequests": asked, "requestState": state}
+            return {"result": told} if asked else None
         case _:
             return None

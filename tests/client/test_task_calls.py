@@ -8,6 +8,7 @@ import anyio
 import pytest
 from mcp import MCPError
 
+from mcp_sessions.client.open_tasks import OpenTask, OpenTasks
 from mcp_sessions.client.task_calls import TaskCalls
 from mcp_sessions.layer import SessionLayer
 from mcp_sessions.task_policy import TaskPolicy
@@ -150,7 +151,7 @@ class Wire:
 async def by_hand(*, server_has_tasks: bool = True) -> AsyncGenerator[tuple[Wire, TaskCalls]]:
     wire = Wire()
     async with anyio.create_task_group() as group:
-        calls = TaskCalls(wire.send, wire.deliver, group.start_soon)
+        calls = TaskCalls(wire.send, wire.deliver, group.start_soon, OpenTasks(None))
         await calls.send(request(0, "server/discover", {}), {})
         extensions: Json = {TASKS: {}} if server_has_tasks else {}
         await calls.receive(answer(0, {"capabilities": {"extensions": extensions}}))
@@ -254,3 +255,69 @@ async def test_what_the_log_says_of_a_task_ends_the_wait_and_reaches_no_applicat
 async def test_the_log_of_a_session_brings_a_result_before_the_next_poll() -> None:
     async with with_tasks(poll_interval=3_600) as it, it.client.listen(tools_list_changed=True):
         assert await it.call("slow", steps=2) == "2 steps"
+
+
+async def test_a_question_that_was_answered_is_not_asked_again() -> None:
+    """The server may have taken the answer, and show the question once more."""
+    question: Json = {"method": "elicitation/create", "params": {"message": "who?"}}
+    shown: Json = {"taskId": "t", "status": "input_required", "pollIntervalMs": 1}
+    async with by_hand() as (wire, calls):
+        await calls.send(CALL, {})
+        await calls.receive(answer(1, CREATED))
+        poll = await wire.has_sent(2)
+        await calls.receive(answer(poll["id"], {**shown, "inputRequests": {"q-1": question}}))
+        asked = (await wire.has_delivered())["result"]
+        wire.delivered.clear()
+        given: Json = {"inputResponses": {"q-1": {}}, "requestState": asked["requestState"]}
+        await calls.send(request(2, "tools/call", {"name": "build", **given}), {})
+        update = await wire.has_sent(3)
+        assert update["params"]["inputResponses"] == {"q-1": {}}
+        await calls.receive(answer(update["id"], {"resultType": "complete"}))
+        changed: Json = {"method": "notifications/tasks", "params": {"taskId": "t"}}
+        await calls.receive({"jsonrpc": "2.0", **changed})
+        poll = await wire.has_sent(4)
+        await calls.receive(answer(poll["id"], {**shown, "inputRequests": {"q-1": question}}))
+        poll = await wire.has_sent(5)
+        two: Json = {"q-1": question, "q-2": question}
+        await calls.receive(answer(poll["id"], {**shown, "inputRequests": two}))
+        assert [*(await wire.has_delivered())["result"]["inputRequests"]] == ["q-2"]
+
+
+async def test_a_task_is_remembered_until_its_outcome_is_here() -> None:
+    call = request(1, "tools/call", {"name": "build", "arguments": {"a": 1}})
+    async with by_hand() as (wire, calls):
+        await calls.send(call, {})
+        await calls.receive(answer(1, CREATED))
+        poll = await wire.has_sent(2)
+        (task,) = calls.open_tasks.all()
+        assert (task.task_id, task.tool, task.arguments) == ("t", "build", {"a": 1})
+        assert "task_id" not in repr(task)
+        await calls.receive(answer(poll["id"], {"taskId": "t", "status": "cancelled"}))
+        await wire.has_delivered()
+        assert calls.open_tasks.all() == ()
+
+
+async def test_a_task_of_a_server_that_does_not_answer_stays_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mcp_sessions.client.task_calls._TRIES", 1)
+    monkeypatch.setattr("mcp_sessions.client.task_calls._USUAL", 0.0)
+    for code, left in ((-31012, 1), (-32602, 0)):
+        async with by_hand() as (wire, calls):
+            await calls.send(CALL, {})
+            await calls.receive(answer(1, CREATED))
+            poll = await wire.has_sent(2)
+            error: Json = {"code": code, "message": "gone"}
+            await calls.receive({"jsonrpc": "2.0", "id": poll["id"], "error": error})
+            assert (await wire.has_delivered())["error"]["code"] == -31012
+            assert len(calls.open_tasks.all()) == left
+
+
+async def test_remembered_tasks_have_bounds() -> None:
+    tasks = OpenTasks(None)
+    for number in range(300):
+        await tasks.add(OpenTask(f"t-{number}", "build"))
+    assert [each.task_id for each in tasks.all()] == [f"t-{n}" for n in range(44, 300)]
+    await tasks.add(OpenTask("large", "build", {"text": "x" * 60_000}))
+    assert sum(len(str(each)) for each in tasks.all()) < 80_000
+    assert tasks.all()[-1].task_id == "large"
