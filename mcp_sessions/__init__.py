@@ -25,8 +25,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mcp_sessions.client.jar import FileJar, OpenCall
-    from mcp_sessions.client.open_tasks import OpenTask
+    from mcp_sessions.client.jar import FileJar, OpenCall, OpenTask
     from mcp_sessions.client.reconnect_policy import ReconnectPolicy
     from mcp_sessions.client.reports import ConnectionLost, KnownSession, ResumeOutcome
     from mcp_sessions.client.sdk import ResumableTransport, is_outcome_unknown
@@ -100,7 +99,7 @@ _DEFINED_IN = {
     "KnownSession": "mcp_sessions.client.reports",
     "LimitReached": "mcp_sessions.errors",
     "OpenCall": "mcp_sessions.client.jar",
-    "OpenTask": "mcp_sessions.client.open_tasks",
+    "OpenTask": "mcp_sessions.client.jar",
     "Principal": "mcp_sessions.principal",
     "ReconnectPolicy": "mcp_sessions.client.reconnect_policy",
     "RedisStore": "mcp_sessions.stores.redis.redis_store",

@@ -12,8 +12,7 @@ from typing import Any, TypeVar, cast
 
 import anyio.from_thread
 
-from mcp_sessions.client.jar import SavedSession
-from mcp_sessions.client.open_tasks import OpenTask, open_task_of
+from mcp_sessions.client.jar import OpenTask, SavedSession, open_task_of
 from mcp_sessions.core.messages import entries_of, members_of
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId

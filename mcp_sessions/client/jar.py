@@ -33,11 +33,13 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from mcp_sessions.argument_types import checked
-from mcp_sessions.client.open_tasks import OpenTask, TaskSlot, open_task_of
 from mcp_sessions.core.messages import Json, encode, entries_of, members_of
 from mcp_sessions.core.resume import EventId
 
 logger = logging.getLogger(__name__)
+
+STATE: Final = "io.github.mcp-sessions/task:"
+"""How the ``requestState`` of a round begins. The id of its task follows."""
 
 SLOTS = 16
 """Processes that can keep a session of the same server and user at the same time."""
@@ -108,6 +110,14 @@ class OpenCalls:
         return changed is not None or call is not None
 
 
+def open_task_of(saved: object) -> OpenTask | None:
+    members = members_of(saved)
+    task_id, tool, arguments = (members.get(name) for name in ("task_id", "tool", "arguments"))
+    if not isinstance(task_id, str) or not isinstance(tool, str):
+        return None
+    return OpenTask(task_id, tool, members_of(arguments) if arguments is not None else None)
+
+
 def open_call_of(saved: object) -> OpenCall | None:
     members = members_of(saved)
     method, state = members.get("method"), members.get("request_state")
@@ -148,7 +158,29 @@ class SavedSession:
     """Its calls that wait for answers of the user."""
 
 
-class JarSlot(TaskSlot, Protocol):
+@dataclass(frozen=True, slots=True)
+class OpenTask:
+    """A task that a call of this program became, in this run or in an earlier one.
+
+    ``await transport.task(task_id)`` waits for its result. A task that asks its user is continued
+    by the call, as in :class:`~mcp_sessions.OpenCall`::
+
+        for task in transport.tasks():
+            await client.call_tool(task.tool, task.arguments, request_state=task.request_state)
+    """
+
+    task_id: str = field(repr=False)
+    """Names the task at the server. Do not log it."""
+
+    tool: str
+    arguments: Json | None = None
+
+    @property
+    def request_state(self) -> str:
+        return STATE + self.task_id
+
+
+class JarSlot(Protocol):
     """Keeps one client's session and its tasks, until it is closed."""
 
     def load(self) -> SavedSession | None:
@@ -157,6 +189,18 @@ class JarSlot(TaskSlot, Protocol):
 
     def save(self, session: SavedSession | None) -> None:
         """Keep ``session``; None: there is none any more.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        ...
+
+    def load_tasks(self) -> Sequence[OpenTask]:
+        """Return the saved tasks, oldest first."""
+        ...
+
+    def save_tasks(self, tasks: Sequence[OpenTask]) -> None:
+        """Keep these tasks, and no others.
 
         Raises:
             OSError: It could not be written.

@@ -7,62 +7,23 @@ tasks. They are bounded in number and in bytes. The oldest are forgotten first.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from collections.abc import Iterable
+from typing import Final
 
 import anyio
 import anyio.to_thread
 
-from mcp_sessions.core.messages import encode, members_of
+from mcp_sessions.client.jar import JarSlot, OpenTask
+from mcp_sessions.core.messages import encode
 
 logger = logging.getLogger(__name__)
 
 _MOST: Final = 256
 _MOST_BYTES: Final = 65_536
 
-STATE: Final = "io.github.mcp-sessions/task:"
-"""How the ``requestState`` of a round begins. The id of its task follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenTask:
-    """A task that a call of this program became, in this run or in an earlier one.
-
-    ``await transport.task(task_id)`` waits for its result. A task that asks its user is continued
-    by the call, as in :class:`~mcp_sessions.OpenCall`::
-
-        for task in transport.tasks():
-            await client.call_tool(task.tool, task.arguments, request_state=task.request_state)
-    """
-
-    task_id: str = field(repr=False)
-    """Names the task at the server. Do not log it."""
-
-    tool: str
-    arguments: dict[str, Any] | None = None
-
-    @property
-    def request_state(self) -> str:
-        return STATE + self.task_id
-
-
-class TaskSlot(Protocol):
-    def load_tasks(self) -> Sequence[OpenTask]:
-        """Return the saved tasks, oldest first."""
-        ...
-
-    def save_tasks(self, tasks: Sequence[OpenTask]) -> None:
-        """Keep these tasks, and no others.
-
-        Raises:
-            OSError: It could not be written.
-        """
-        ...
-
 
 class OpenTasks:
-    def __init__(self, slot: TaskSlot | None) -> None:
+    def __init__(self, slot: JarSlot | None) -> None:
         self._slot = slot
         self._tasks: dict[str, OpenTask] = {}
         self._saved: tuple[OpenTask, ...] = ()
@@ -99,14 +60,6 @@ class OpenTasks:
                 self._saved = tasks
             except OSError as error:
                 logger.warning("a task is not in the jar: %s", error.strerror)
-
-
-def open_task_of(saved: object) -> OpenTask | None:
-    members = members_of(saved)
-    task_id, tool, arguments = (members.get(name) for name in ("task_id", "tool", "arguments"))
-    if not isinstance(task_id, str) or not isinstance(tool, str):
-        return None
-    return OpenTask(task_id, tool, members_of(arguments) if arguments is not None else None)
 
 
 def _size(tasks: Iterable[OpenTask]) -> int:

@@ -22,8 +22,8 @@ from pydantic import ValidationError
 
 from mcp_sessions.client.application import Callbacks
 from mcp_sessions.client.dialer import Dialer, Failed
-from mcp_sessions.client.jar import Jar, OpenCall
-from mcp_sessions.client.open_tasks import OpenTask, OpenTasks
+from mcp_sessions.client.jar import Jar, OpenCall, OpenTask
+from mcp_sessions.client.open_tasks import OpenTasks
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.reports import KnownSession, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.resuming import ResumingClient

@@ -23,6 +23,7 @@ from typing import Any, Final
 import anyio
 
 from mcp_sessions import method_names
+from mcp_sessions.client.jar import STATE, OpenTask
 from mcp_sessions.client.messages import (
     CLIENT_CAPABILITIES_META,
     ENVELOPE,
@@ -30,7 +31,7 @@ from mcp_sessions.client.messages import (
     marked,
     modern_headers,
 )
-from mcp_sessions.client.open_tasks import STATE, OpenTask, OpenTasks
+from mcp_sessions.client.open_tasks import OpenTasks
 from mcp_sessions.core.messages import (
     PROTOCOL_VERSION_META,
     Json,

@@ -15,8 +15,7 @@ from mcp import Client, MCPError
 from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import ElicitResult
 
-from mcp_sessions.client.jar import FileJar
-from mcp_sessions.client.open_tasks import OpenTask
+from mcp_sessions.client.jar import FileJar, OpenTask
 from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.layer import SessionLayer

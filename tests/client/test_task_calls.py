@@ -8,7 +8,8 @@ import anyio
 import pytest
 from mcp import MCPError
 
-from mcp_sessions.client.open_tasks import OpenTask, OpenTasks
+from mcp_sessions.client.jar import OpenTask
+from mcp_sessions.client.open_tasks import OpenTasks
 from mcp_sessions.client.task_calls import TaskCalls
 from mcp_sessions.layer import SessionLayer
 from mcp_sessions.task_policy import TaskPolicy
