@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from mcp_sessions import method_names
 from mcp_sessions.argument_types import check_fields
@@ -25,13 +26,10 @@ _NEVER_COALESCED = frozenset({method_names.CANCELLED, method_names.PROGRESS})
 """Notifications that belong to one request, where each message counts."""
 
 
-LIMIT_OPTIONS = (
-    *("idle_timeout", "forget_after", "max_sessions", "max_sleeping_bytes", "max_events"),
-    *("progress_every", "question_timeout", "max_message", "max_answer", "receive_timeout"),
-    *("max_connections", "max_sessions_per_principal", "max_connections_per_principal"),
-    *("max_requests_per_principal", "max_calls_per_principal", "credential_check"),
-)
-"""Limits that are options of ``serve``, with their names there but for hyphens."""
+LIMIT_OPTIONS = ("idle_timeout", "forget_after", "max_sessions", "max_message", "max_answer")
+"""Limits that are options of ``serve``, with their names there but for hyphens. ``--limit NAME=N``
+sets each of the others.
+"""
 
 
 def how_to_raise(limit: str) -> str:
@@ -39,8 +37,28 @@ def how_to_raise(limit: str) -> str:
         return f"{limit} in TaskPolicy"
     if limit not in SessionPolicy.__dataclass_fields__:
         return f"--{limit.replace('_', '-')}"
-    in_python = f"{limit} in SessionPolicy"
-    return f"{in_python}, or --{limit.replace('_', '-')}" if limit in LIMIT_OPTIONS else in_python
+    option = f"--{limit.replace('_', '-')}" if limit in LIMIT_OPTIONS else f"--limit {limit}=N"
+    return f"{limit} in SessionPolicy, or {option}"
+
+
+def limit_of(text: str) -> tuple[str, float]:
+    """Parse ``NAME=VALUE``, a limit of :class:`SessionPolicy` that has no option of its own.
+
+    Raises:
+        ConfigurationError: It is none, or the value cannot be used.
+    """
+    name, sign, value = text.partition("=")
+    known = {each.name: str(each.type) for each in fields(SessionPolicy)}
+    if name in LIMIT_OPTIONS:
+        raise ConfigurationError(f"{name} has an option of its own: --{name.replace('_', '-')}")
+    if not sign or name not in known or name == "coalescing":
+        raise ConfigurationError(f"must be NAME=VALUE, with a limit of SessionPolicy, not {text!r}")
+    try:
+        number: Any = float(value) if "float" in known[name] else int(value)
+    except ValueError:
+        number = value
+    SessionPolicy(**{name: number})
+    return name, number
 
 
 _MAY_BE_ZERO = frozenset({"progress_every", "question_timeout"})

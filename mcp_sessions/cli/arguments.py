@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from mcp_sessions.cli.logs import FORMATS, LEVELS, complain
 from mcp_sessions.core.proxies import Proxies
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.policy import limit_of
 
 _VARIABLE = re.compile(
     r"\$\{(?:(?:input|command|config|prompt):(?!-)[^}]*|userHome|workspaceFolder\w*)\}"
@@ -154,6 +155,13 @@ def count_or_none(text: str) -> int:
     if not text.isascii() or not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
     return int(text)
+
+
+def limit(text: str) -> tuple[str, float]:
+    try:
+        return limit_of(text)
+    except ConfigurationError as wrong:
+        raise argparse.ArgumentTypeError(str(wrong)) from None
 
 
 def variable(text: str) -> tuple[str, str]:

@@ -291,6 +291,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str, ExternalServ
     given = {
         "--store": options.store,
         **{f"--{name.replace('_', '-')}": getattr(options, name) for name in LIMIT_OPTIONS},
+        "--limit": options.limit or None,
         "--conversations": options.conversations or None,
         "--hide": options.hide,
         "--readable-state": options.readable_state or None,
@@ -339,7 +340,8 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str, ExternalServ
 
 def _policy(options: argparse.Namespace) -> SessionPolicy:
     given = {name: getattr(options, name) for name in LIMIT_OPTIONS}
-    return SessionPolicy(**{name: value for name, value in given.items() if value is not None})
+    named = {name: value for name, value in given.items() if value is not None}
+    return SessionPolicy(**named, **dict(options.limit))
 
 
 def _conversations(options: argparse.Namespace) -> Conversations | None:

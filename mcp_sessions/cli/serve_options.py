@@ -84,6 +84,9 @@ def parsed(
 
 
 def nearest(parser: types.OneLineParser, text: str) -> str | None:
+    limit = text.partition("=")[0].removeprefix("--").replace("-", "_")
+    if limit in SessionPolicy.__dataclass_fields__:
+        return f"--limit {limit}=VALUE"
     known = [option for action in parser.shown_options() for option in action.option_strings]
     return next(iter(get_close_matches(text.partition("=")[0], known, 1, 0.75)), None)
 
@@ -262,11 +265,12 @@ def _add_sessions(group: types.Options) -> None:
         "--max-sessions N", f"open sessions in the store ({limits.max_sessions})", types.count
     )
     group.add(
-        "--max-sleeping-bytes BYTES",
-        f"size of sleeping sessions ({limits.max_sleeping_bytes})",
-        types.count,
+        "--limit NAME=VALUE",
+        "a limit of SessionPolicy: max_events=500 *",
+        types.limit,
+        action="append",
+        default=[],
     )
-    group.add("--max-events N", f"events that a session keeps ({limits.max_events})", types.count)
     group.add("--hide PATTERN", "hide names that match, until they are revealed *", action="append")
     group.add("--readable-state", "let clients read their state, but not change it")
 
@@ -282,34 +286,6 @@ def _add_limits(group: types.Options) -> None:
     limits = SessionPolicy()
     group.add(
         "--max-message BYTES", f"largest message of a client ({limits.max_message})", types.count
-    )
-    group.add(
-        "--receive-timeout S",
-        f"time for a request to arrive ({limits.receive_timeout:g})",
-        types.seconds,
-    )
-    group.add("--max-connections N", "open connections (as the system allows)", types.count)
-    for name, kind, what in (
-        ("requests", types.seconds, "requests a second of one caller"),
-        ("calls", types.count, "unanswered requests of one caller"),
-        ("connections", types.count, "open WebSockets of one caller"),
-        ("sessions", types.count, "open sessions of one user"),
-    ):
-        group.add(f"--max-{name}-per-principal N", f"{what} (no limit)", kind)
-    group.add(
-        "--credential-check S",
-        f"time between two checks of a stream's token ({limits.credential_check:g})",
-        types.seconds,
-    )
-    group.add(
-        "--progress-every S",
-        f"send progress for silent calls; 0: never ({limits.progress_every:g})",
-        types.duration,
-    )
-    group.add(
-        "--question-timeout S",
-        f"time for an answer to a tool's question ({limits.question_timeout:g})",
-        types.duration,
     )
     group.add("--tasks", "turn long calls into tasks of the protocol")
     group.add(

@@ -121,13 +121,21 @@ def test_a_wrong_target_is_refused(refused: Callable[..., str], here: Path) -> N
 
 
 def test_a_layer_has_its_own_store_and_limits(refused: Callable[..., str]) -> None:
-    wrong = ("--store", "memory://", "--idle-timeout", "60", "--max-events", "5", "--conversations")
+    wrong = (
+        "--store",
+        "memory://",
+        "--idle-timeout",
+        "60",
+        "--limit",
+        "max_events=5",
+        "--conversations",
+    )
 
     line = refused("serve", "layer_app.py:layer", *wrong)
 
     assert line.endswith(
         "layer_app.py:layer is a SessionLayer and has its own store and policy: "
-        "set them there, not with --store --idle-timeout --max-events --conversations\n"
+        "set them there, not with --store --idle-timeout --limit --conversations\n"
     )
 
 
