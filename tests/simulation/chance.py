@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Final, cast
 
 from mcp_sessions import security
@@ -19,6 +21,11 @@ from mcp_sessions.server.requests.blocking import LoopWatch
 
 EPOCH: Final = 1_800_000_000.0
 """Seconds since 1970 at the begin of a run."""
+
+
+# The SDK imports it when its first server is made, and it draws a number then.
+if find_spec("rich") is not None:
+    import_module("rich.logging")
 
 
 def is_reproducible() -> bool:

@@ -145,7 +145,10 @@ class Client(ABC):
 
     async def play(self) -> None:
         """Take each step of the plan."""
-        self.note("connects", can_be_asked=self.plan["asks"], is_told=self.plan["session"])
+        self.note(
+            "connects", can_be_asked=self.plan["asks"], is_told=self.plan["session"],
+            answers=self.plan["asks"] and not self.plan["silent"],
+        )  # fmt: skip
         await asyncio.sleep(self.plan["starts"])
         await self.connect()
         if self.plan["session"]:
@@ -273,7 +276,11 @@ class Client(ABC):
     # --- hearing ----------------------------------------------------------------------------------
 
     def hear(self, message: Json, on: str) -> None:
-        """Note a message, and answer it if it is a question."""
+        """Note a message, and answer it if it is a question.
+
+        Args:
+            on: The call on whose response it came, or ``events``, or ``again``.
+        """
         method: str = message.get("method", "")
         params: Json = message.get("params") or {}
         meta: Json = params.get("_meta") or {}
@@ -437,7 +444,7 @@ class HandshakeHttp(Client):
         while True:
             await _read(
                 reply,
-                lambda message: self.hear(message, "call"),
+                lambda message: self.hear(message, mark),
                 lambda r=reply: r.answer_to(mark) is not None,
                 seen=seen,
                 cut_at=cut_at,
@@ -555,7 +562,7 @@ class ModernHttp(Client):
             reply = self.raw.send("tools/call", params, request_id=mark).reply
             await _read(
                 reply,
-                lambda message: self.hear(message, "call") if "method" in message else None,
+                lambda message: self.hear(message, mark) if "method" in message else None,
                 lambda r=reply: r.answer_to(mark) is not None,
                 cut_at=cut_at,
                 silence=SILENCE + step["seconds"],
@@ -565,7 +572,7 @@ class ModernHttp(Client):
             if answer is not None and reply.status != AWAY:
                 result = answer.get("result", {})
                 if result.get("resultType") == "input_required":
-                    replies = await self._replies_to(result)
+                    replies = await self._replies_to(mark, result)
                     if replies is None:
                         self.note("lost", call=mark)
                         return
@@ -586,12 +593,12 @@ class ModernHttp(Client):
             await asyncio.sleep(AGAIN)
             self.sends(mark, step)
 
-    async def _replies_to(self, result: Json) -> Json | None:
+    async def _replies_to(self, mark: str, result: Json) -> Json | None:
         """What the next request brings; None: it does not come back."""
         replies: Json = {}
         for name, asked in result["inputRequests"].items():
             question = asked["params"]["message"]
-            self.note("asked", question=question, on="call", id=f"{name} {result['requestState']}")
+            self.note("asked", question=question, on=mark, id=f"{name} {result['requestState']}")
             replies[name] = {
                 "action": "accept",
                 "content": {"answer": f"{question}@{self.name}"},
@@ -643,6 +650,7 @@ class Socket(Client):
             self._peer = peer
             self.run(self._begin(peer))
             await peer.board.until(look, what="the end", within=10_000)
+            self.note("breaks")
             self._ready.clear()
             await asyncio.sleep(AGAIN)
 

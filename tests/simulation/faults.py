@@ -5,7 +5,9 @@ Rules:
 1. ``before``: a call raises and has no effect. ``after``: it has its effect, and its reply is lost.
 2. ``slow``: a call takes seconds, half of them before its effect.
 3. ``full``: a call that writes is refused, and one that reads is served.
-4. A fault lasts for a window of time, or hits one call by its number, since the store was opened.
+4. A fault lasts for a window of time, or hits one call: by its number since the store was opened,
+   or the next call of one method.
+5. ``kill before`` and ``kill after``: the process dies at that call, before or after its effect.
 """
 
 import asyncio
@@ -15,10 +17,13 @@ from typing import Any, Final, cast
 
 from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.stores.contract import SessionStore
+from tests.simulation.scheduler import Host
 from tests.support.interposed import stepped
 
 READS: Final = frozenset(
     {"load", "read", "head", "heads", "audience", "subscribers", "all_sessions", "load_data"}
+    # A message between replicas is stored nowhere.
+    | {"send", "is_alive", "watch", "unwatch"}
 )
 
 SLOW: Final = 2.0
@@ -26,8 +31,37 @@ SLOW: Final = 2.0
 
 
 @dataclass
+class Aimed:
+    """A fault that hits a call of one method, once.
+
+    Args:
+        skips: So many calls of it pass before.
+    """
+
+    method: str
+    how: str
+    skips: int = 0
+    has_hit: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def hits(self, method: str) -> bool:
+        if method != self.method or self.has_hit.is_set():
+            return False
+        self.skips -= 1
+        if self.skips >= 0:
+            return False
+        self.has_hit.set()
+        return True
+
+
+@dataclass
 class StoreFaults:
-    """What happens to the calls of one replica's store."""
+    """What happens to the calls of one replica's store.
+
+    Args:
+        kill: Kills its process.
+    """
+
+    kill: Callable[[], None]
 
     how: str | None = None
     """Of the window that is open now."""
@@ -37,10 +71,15 @@ class StoreFaults:
 
     calls: int = 0
 
+    aimed: list[Aimed] = field(default_factory=list[Aimed])
+
     async def around(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
         how = self.at_calls.get(self.calls, self.how)
         self.calls += 1
+        how = next((each.how for each in self.aimed if each.hits(name)), how)
         match how:
+            case "kill before":
+                await self._die()
             case "before":
                 raise StoreUnavailable("away")
             case "full" if name not in READS:
@@ -50,11 +89,19 @@ class StoreFaults:
             case _:
                 pass
         result = await work()
+        if how == "kill after":
+            await self._die()
         if how == "after":
             raise StoreUnavailable("the reply was lost")
         if how == "slow":
             await asyncio.sleep(SLOW / 2)
         return result
+
+    async def _die(self) -> None:
+        # What others notice of it is no step of its own.
+        Host("what kills").enters(self.kill)
+        # A dead process takes no further step, but to be cleared up.
+        await asyncio.Event().wait()
 
     def over(self, store: Any) -> SessionStore:
         failing = stepped(store, self.around)

@@ -11,6 +11,7 @@ Of clients:
 ==============  ===================================================================================
 ``connects``    ``client`` begins. ``can_be_asked``: it declared that it answers questions.
                 ``is_told``: it declared that it wants to know who takes its session
+                ``answers``: it answers what it is asked
 ``owns``        ``client`` was told that it has ``session``. ``session`` is a name of the history's
 ``gone``        ``session`` ended with its connection, or its client cares for it no more
 ``sends``       ``client`` sends ``call``, once more if it was sent before. ``keyed``: under a
@@ -22,13 +23,14 @@ Of clients:
                 that took
 ``lost``        the connection of ``call`` broke, and nothing promises an answer
 ``hears``       ``client`` receives message ``n`` of ``call``, of ``kind`` ``progress``, ``log`` or
-                ``event``. ``on``: ``call`` for the response stream of that call, else ``events``.
-                ``id``: the event's id, where it has one
+                ``event``. ``on``: the call on whose response it came, else ``events``, or ``again``
+                for a call that was sent twice. ``id``: the event's id, where it has one
 ``asked``       ``client`` receives ``question`` on ``on``, as a request with ``id``
 ``replies``     ``client`` sent its answer ``value`` to ``question``. ``accepted``: the layer said
                 that it has it (over HTTP it does)
 ``takes``       ``client`` is about to take ``session``, which ``of`` has. ``was_connected``: that
                 one could be told
+``breaks``      the connection of ``client`` that could be told ends, whoever ended it
 ``displaced``   ``client`` is told that its session went elsewhere, for ``reason``
 ``gap``         ``client`` is told that it may have missed events (of all its sessions)
 ``subscribed``  ``client`` was told that ``session`` is subscribed to ``uri``
@@ -43,12 +45,13 @@ Of the wrapped server:
 ==============  ===================================================================================
 ``ran``         the handler of ``call`` began
 ``says``        message ``n`` of ``call`` of ``kind`` is about to be sent
-``said``        its sending returned without an error, and it names its call: it must arrive
+``said``        its sending returned without an error. ``sure``: it names its call, and must arrive
 ``asks``        the handler of ``call`` puts ``question``
 ``told``        it has the answer: ``value``; or ``value`` is absent: the question failed
 ``ended``       the handler of ``call`` is over. ``how``: ``done``, ``failed`` or ``cancelled``
 ``changes``     ``uri`` is about to change, because of ``call``
-``changed``     the change was announced without an error. ``own``: to the session of the call only
+``changed``     the change was announced. ``own``: to the session of the call only. ``kept``: the
+                store was away, and the process that serves sends it later
 ``edits``       ``call`` begins to add its mark to the list in ``data`` of its session
 ``data``        it did: ``log`` is the list after it, or null: it did not
 ==============  ===================================================================================

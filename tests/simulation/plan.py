@@ -1,6 +1,7 @@
 """The plan of a run, made from a seed: plain data, so that it can be shrunk by taking entries away.
 
-``{"seed", "disorder", "replicas", "server", "window", "clients": [...], "faults": [...]}``
+``{"seed", "disorder", "replicas", "server", "window", "kept", "clients": [...], "faults": [...]}``:
+``window`` is how many events a session keeps, ``kept`` how many bytes of keys and answers.
 
 A client: ``name``, ``number``, ``kind``, ``at`` (its replica), ``starts`` (when), ``session`` (it
 starts one), ``asks`` (it can be asked), ``logs`` (it wants log messages), ``silent`` (it never
@@ -16,6 +17,7 @@ answers), ``thinks`` (seconds until it answers), ``roams`` (each request goes to
 A fault: ``kind``, ``at``, ``for`` (seconds), and what it needs:
 
 * ``store``: ``replica`` (-1: all), ``how``; ``store call``: ``replica``, ``how``, ``call``
+* ``aimed``: ``replica``, ``how``, ``method``, ``skips``: one call of that method of the store
 * ``kill``, ``pause``, ``clock`` (``skew``), ``deaf`` (no messages between replicas): ``replica``
 * ``slow``, ``still``: ``client``
 * ``child``: the newest process of a command dies; a URL forgets its sessions
@@ -28,40 +30,137 @@ Json = dict[str, Any]
 
 URIS: Final = ("note:1", "note:2")
 KINDS: Final = ("http", "modern", "websocket")
-LAST: Final = 20.0
-"""Seconds after which no fault begins or lasts."""
+KEPT: Final = 1_048_576
+"""Bytes of keys and answers of one session, where no plan is about them."""
+
+
+THEMES: Final = {
+    "any": 60, "strangers": 10, "crowd": 2, "bursts": 8,
+    "subscribers": 8, "keys": 6, "questions": 6,
+}  # fmt: skip
+"""What plans look at more closely, and how many of a hundred."""
 
 
 def plan_of(seed: int) -> Json:
     """The plan of a seed. Most are of everything; some look at one matter more closely."""
     chance = random.Random(f"plan {seed}")
-    theme = chance.choices(("any", "strangers", "crowd"), (85, 13, 2))[0]
+    theme = chance.choices([*THEMES], [*THEMES.values()])[0]
     server = chance.choices(("python", "command", "url"), (5, 3, 2))[0]
     if theme == "strangers":
         server = chance.choice(("command", "url"))
+    elif theme == "bursts":
+        server = "python"
     replicas = chance.choices((1, 2, 3), (2, 6, 1))[0]
     count = chance.choices((1, 2, 3, 4), (1, 4, 3, 1))[0] if theme == "any" else 2
     clients = [_client(chance, number, replicas, server) for number in range(1, 1 + count)]
     names = [client["name"] for client in clients]
     number = chance.choices((0, 1, 2, 3), (2, 5, 3, 1))[0]
     faults = [_fault(chance, replicas, names, server) for _ in range(number)]
-    if theme == "any":
-        _may_take_over(chance, clients)
-    elif theme == "strangers":
-        _strangers(chance, clients, server)
-        faults = faults[1:]
-    else:
-        _crowd(chance, clients, server)
-        faults = []
+    kept = KEPT
+    match theme:
+        case "any":
+            _may_take_over(chance, clients)
+            if chance.random() < 0.3:
+                faults.append(_aimed(chance, replicas, METHODS))
+        case "strangers":
+            _strangers(chance, clients, server)
+            faults = faults[1:]
+        case "crowd":
+            _crowd(chance, clients, server)
+            faults = []
+        case _:
+            if theme == "keys":
+                kept = chance.choice((kept, 400))
+            for client in clients:
+                _LOOKS_AT[theme](chance, client, server)
+            faults = faults[1:]
+            for _ in range(chance.choice((0, 1, 1, 2))):
+                faults.append(_aimed(chance, replicas, _AIMS[theme]))
     return {
         "seed": seed,
         "disorder": chance.choice((0.0, 0.1, 0.3, 0.5)),
         "replicas": replicas,
         "server": server,
         "window": chance.choice((1000, 1000, 4)),
+        "kept": kept,
         "clients": clients,
         "faults": faults,
     }
+
+
+def _bursts(chance: random.Random, client: Json, server: str) -> None:
+    """Many messages of one session, from several calls and at several replicas."""
+    client |= {"session": chance.random() < 0.85, "starts": 0.0, "roams": chance.random() < 0.7}
+    for step in client["steps"]:
+        if step["do"] == "call":
+            what = [*_MESSAGES, "event", "event", "wait:0.05"]
+            step["script"] = chance.choices(what, k=chance.randrange(3, 9))
+            step["seconds"] = 0.05 * step["script"].count("wait:0.05")
+            step["background"] = True
+            if not client["session"]:
+                step.pop("keyed", None)
+                step.pop("twice", None)
+
+
+def _subscribers(chance: random.Random, client: Json, server: str) -> None:
+    """Resources change while something fails, and after it."""
+    client["session"] = True
+    steps: list[Json] = [{"do": "subscribe", "uri": uri} for uri in URIS]
+    for _ in range(3):
+        change = {"do": "call", "script": [f"change:{chance.choice(URIS)}"], "seconds": 0.0}
+        steps += [change, {"do": "pause", "seconds": chance.choice((0.05, 0.5, 2.0))}]
+    client["steps"] = [*steps, *client["steps"]]
+
+
+def _keys(chance: random.Random, client: Json, server: str) -> None:
+    """Calls with a request key that come again, here or elsewhere."""
+    client |= {"session": True, "asks": False, "roams": chance.random() < 0.7}
+    client["steps"] = [_call(chance, client, server) for _ in range(4)]
+    for step in client["steps"]:
+        step |= {"keyed": True, "cut": chance.choice((0.004, 0.01, 0.05, 0.3)), "resends": True}
+        if client["kind"] == "http" and chance.random() < 0.5:
+            step["twice"] = chance.choice((0.0, 0.01, 0.3, 2.0))
+
+
+def _questions(chance: random.Random, client: Json, server: str) -> None:
+    """Questions that are open while their client comes back, here or elsewhere."""
+    client |= {"asks": True, "silent": False, "session": chance.random() < 0.85}
+    client["thinks"] = chance.choice((0.05, 0.5, 2.0))
+    steps: list[Json] = []
+    for _ in range(chance.randrange(1, 4)):
+        before = chance.choices((*_MESSAGES, "wait:0.05", "later:0.1:ask"), k=2)
+        script = [*before, "ask", chance.choice(_MESSAGES)]
+        if chance.random() < 0.4:
+            script = ["later:0.1:ask"]
+        call: Json = {"do": "call", "script": script, "seconds": client["thinks"] + 0.1}
+        if client["kind"] != "modern" and chance.random() < 0.5:
+            call["keyed"] = client["session"]
+        call["background"] = True
+        steps += [call, {"do": "pause", "seconds": chance.choice((0.05, 0.3, 1.0))}]
+        if chance.random() < 0.7:
+            steps.append({"do": "cut", "moves": chance.choice((0, 1))})
+    client["steps"] = steps
+
+
+_MESSAGES: Final = ("progress", "log")
+
+_LOOKS_AT: Final = {
+    "bursts": _bursts, "subscribers": _subscribers, "keys": _keys, "questions": _questions,
+}  # fmt: skip
+
+METHODS: Final = (
+    "admit", "append", "append_change", "attach", "carry", "change", "claim", "detach",
+    "finish_request", "head", "heads", "is_alive", "load", "open_stream", "read", "relay",
+    "replace_data", "send", "subscribe", "watch",
+)  # fmt: skip
+"""Those of the store, and of the messages between replicas, that a fault may hit."""
+
+_AIMS: Final = {
+    "bursts": ("append", "relay", "send", "read", "heads", "head"),
+    "subscribers": ("append_change", "relay", "send", "subscribe", "change", "attach"),
+    "keys": ("admit", "finish_request", "send", "append", "open_stream", "is_alive"),
+    "questions": ("append", "send", "load", "attach", "relay", "is_alive", "read"),
+}
 
 
 def _may_take_over(chance: random.Random, clients: list[Json]) -> None:
@@ -82,11 +181,15 @@ def _strangers(chance: random.Random, clients: list[Json], server: str) -> None:
     """Anonymous clients without a session at a command or a URL, which may share a process. One of
     them leaves work behind that goes on after its answer.
     """
+    is_shared = chance.random() < 0.4
     for client in clients:
-        asks = chance.random() < 0.7
+        asks = not is_shared and chance.random() < 0.8
         client |= {"kind": "modern", "session": False, "user": None, "asks": asks}
         client |= {"silent": False, "at": 0, "roams": False, "starts": 0.0}
+        client["logs"] = client["logs"] and not is_shared
         client["steps"] = [_call(chance, client, server) for _ in range(2)]
+    if is_shared:
+        return
     late = chance.choice(("ask", "log"))
     script = [f"later:{chance.choice((0.1, 0.6, 2.0, 4.5))}:{late}", "progress"]
     clients[0] |= {"asks": True}
@@ -176,8 +279,8 @@ def _call(chance: random.Random, client: Json, server: str) -> Json:
         ends = ("fail", "invalid", "status:400") if server == "url" else ("fail", "invalid")
         script.append(chance.choice(ends))
         if script[-1].startswith("status"):
-            # Its response comes at the end: nothing can be asked on it.
-            script = [step for step in script if step != "ask"]
+            # Its response comes at the end: nothing can be asked on it, and nothing said.
+            script = [step for step in script if step != "ask" and "change" not in step]
     keyed = client["session"] and chance.random() < 0.6
     call: Json = {"do": "call", "script": script, "seconds": round(seconds, 3)}
     if client["kind"] == "modern" and "ask" in script:
@@ -195,6 +298,21 @@ def _call(chance: random.Random, client: Json, server: str) -> Json:
     if chance.random() < 0.3:
         call["cut"] = chance.choice((0.01, 0.05, 0.2, 0.6, 2.0))
     return call
+
+
+def _aimed(chance: random.Random, replicas: int, methods: tuple[str, ...]) -> Json:
+    hows = ["before", "after"]
+    if replicas > 1:
+        hows += ["kill before", "kill after"]
+    return {
+        "kind": "aimed",
+        "at": round(chance.uniform(0.0, 3.0), 3),
+        "for": chance.choice((0.05, 0.5, 3.0)),
+        "replica": chance.randrange(replicas),
+        "how": chance.choice(hows),
+        "method": chance.choice(methods),
+        "skips": chance.choice((0, 0, 1, 2, 4)),
+    }
 
 
 def _fault(chance: random.Random, replicas: int, names: list[str], server: str) -> Json:

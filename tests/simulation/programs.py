@@ -158,9 +158,10 @@ class ProgramMeans(Means):
     async def ask(self, question: str) -> str:
         return await self._program.ask(question, self._request_id)
 
-    async def change(self, uri: str) -> None:
+    async def change(self, uri: str) -> bool:
         if uri in self._program.subscribed:
             self._say("notifications/resources/updated", {"uri": uri})
+        return False
 
     def _say(self, method: str, params: Json) -> None:
         self._program.say({"method": method, "params": params}, self._request_id)

@@ -47,7 +47,7 @@ class Replica:
         self.app: ASGIApp | None = None
         """None: nobody listens."""
 
-        self.store_faults = StoreFaults()
+        self.store_faults = StoreFaults(self.kill)
 
     @property
     def host(self) -> Host:
@@ -88,6 +88,7 @@ class Replica:
 
     def kill(self) -> None:
         """``kill -9``."""
+        self._history.add("fault", kind="kill", replica=self.number)
         self.app = None
         self._member.died_at = asyncio.get_running_loop().time()
         self.host.kill()

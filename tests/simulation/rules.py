@@ -9,6 +9,7 @@ simulation: histories of real processes are judged by the same rules.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from tests.simulation.history import History, Record
@@ -115,10 +116,18 @@ def a_message_comes_once_and_in_order(facts: Facts) -> Iterator[str]:
         if isinstance(hears["n"], int) and hears["on"] != "again":
             key = (hears["client"], hears["call"], hears["kind"], _stream(facts, hears))
             heard[key].append(hears["n"])
+    said = {(s["call"], s["kind"], s["n"]): s for s in facts.by["said"]}
+    says = {(s["call"], s["kind"], s["n"]): s for s in facts.by["says"]}
+
+    def is_late(call: str, kind: str, first: int, second: int) -> bool:
+        """Whether the first was sent before the sending of the second began."""
+        sent, next_one = said.get((call, kind, first)), says.get((call, kind, second))
+        return sent is not None and next_one is not None and facts.after(sent, next_one)
+
     for (client, call, kind, stream), numbers in heard.items():
         if len(set(numbers)) != len(numbers):
             yield f"{client} heard a {kind} of {call} twice on {stream}: {numbers}"
-        elif numbers != sorted(numbers):
+        elif any(is_late(call, kind, b, a) for a, b in pairwise(numbers) if a > b):
             yield f"{client} heard {kind} of {call} out of order on {stream}: {numbers}"
 
 
@@ -146,7 +155,8 @@ def a_response_that_was_read_whole_has_all_its_messages(facts: Facts) -> Iterato
         said: dict[str, set[int]] = defaultdict(set)
         for each in facts.by["said"]:
             before = call in ended and facts.after(each, ended[call])
-            if each["call"] == call and each["kind"] != "event" and before:
+            is_due = each["call"] == call and each.get("sure", True)
+            if is_due and each["kind"] != "event" and before:
                 said[each["kind"]].add(each["n"])
         for kind, numbers in said.items():
             if kind == "log" and not sent[0]["logs"]:
@@ -160,7 +170,8 @@ def an_event_reaches_its_session(facts: Facts) -> Iterator[str]:
     """Or its client is told of a gap."""
     heard = {(h["call"], h["n"]): h for h in facts.by["hears"] if h["kind"] == "event"}
     for said in facts.by["said"]:
-        if said["kind"] != "event" or (said["call"], said["n"]) in heard:
+        is_due = said["kind"] == "event" and said.get("sure", True)
+        if not is_due or (said["call"], said["n"]) in heard:
             continue
         session = facts.session_of.get(said["call"])
         owners = facts.owners.get(session or "", set())
@@ -209,6 +220,8 @@ def the_last_change_is_seen(facts: Facts) -> Iterator[str]:
             begun[record["call"], record["uri"]] = record
         elif record["what"] == "changed":
             if record.get("own") and facts.process_died_during(record["call"]):
+                continue
+            if record.get("kept") and facts.process_died_after(record):
                 continue
             whose = facts.session_of.get(record["call"]) or "none" if record.get("own") else None
             last[record["uri"], whose] = begun[record["call"], record["uri"]]
@@ -283,7 +296,11 @@ def who_loses_its_session_is_told(facts: Facts) -> Iterator[str]:
     wants = {c["client"] for c in facts.by["connects"] if c.get("is_told")}
     told = {each["client"] for each in facts.by["displaced"]}
     for takes in facts.by["takes"]:
-        if takes["of"] in wants - told and takes.get("was_connected"):
+        was_there = takes.get("was_connected") and not any(
+            broke["client"] == takes["of"] and facts.after(takes, broke)
+            for broke in facts.by["breaks"]
+        )
+        if takes["of"] in wants - told and was_there:
             owns = [o for o in facts.by["owns"] if o["client"] == takes["client"]]
             if any(o["session"] == takes["session"] and facts.after(takes, o) for o in owns):
                 yield f"{takes['of']} was never told that {takes['client']} has its session"
@@ -336,6 +353,30 @@ def a_handler_that_asks_is_told(facts: Facts) -> Iterator[str]:
         is_over = call in ended and facts.after(asks[question], ended[call])
         if not is_over and not facts.process_died_after(asks[question]):
             yield f"{replies['client']} answered {question}, and its handler never heard it"
+
+
+def an_open_question_is_put_again(facts: Facts) -> Iterator[str]:
+    """Who has its session again is asked what it was asked outside of any call."""
+    told = {record["question"] for record in facts.by["told"]}
+    ended = {record["call"]: record for record in facts.by["ended"]}
+    answers = {c["client"] for c in facts.by["connects"] if c.get("answers")}
+    for asks in facts.by["asks"]:
+        question, call = asks["question"], asks["call"]
+        session = facts.session_of.get(call)
+        is_outside = call in ended and facts.after(ended[call], asks)
+        if question in told or not is_outside:
+            continue
+        if session in facts.gone or facts.process_died_after(asks):
+            continue
+        for client in sorted(facts.owners.get(session or "", set()) & answers):
+            mine = [o for o in facts.by["owns"] if o["client"] == client]
+            came = [o for o in mine if o["session"] == session and facts.after(asks, o)]
+            if came and not any(
+                asked["client"] == client and asked["question"] == question
+                for asked in facts.by["asked"]
+                if facts.after(came[0], asked)
+            ):
+                yield f"{client} has {session} again, and was not asked {question}"
 
 
 # --- data -----------------------------------------------------------------------------------------
@@ -428,6 +469,7 @@ RULES: Final[tuple[Rule, ...]] = (
     only_who_can_be_asked_is_asked,
     an_answer_reaches_the_handler_that_asked,
     a_handler_that_asks_is_told,
+    an_open_question_is_put_again,
     data_is_a_register,
     every_call_is_answered_in_time,
     every_client_comes_to_its_end,

@@ -5,14 +5,15 @@ import gc
 import logging
 import random
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, cast
 
 from mcp_sessions import SessionPolicy
 from tests.simulation.chance import decided_by
 from tests.simulation.clients import KINDS, Chosen, Client
-from tests.simulation.faults import StoreFaults
+from tests.simulation.faults import Aimed, StoreFaults
 from tests.simulation.history import History
+from tests.simulation.plan import KEPT
 from tests.simulation.programs import Command, Url
 from tests.simulation.replicas import Replica
 from tests.simulation.scheduler import SimulationLoop
@@ -23,6 +24,9 @@ Json = dict[str, Any]
 
 PATIENCE: Final = 150.0
 """Seconds after which a run ends, whatever its clients wait for."""
+
+_AIMS: Final = 8.0
+"""Seconds in which a fault waits for the call that it is for."""
 
 QUIET: Final = 12.0
 """Seconds in which what is late may still come."""
@@ -38,7 +42,7 @@ class Run:
         self.history = history
         self.clients: dict[str, Client] = {}
         self.backplane = Backplane(plan["seed"])
-        policy = SessionPolicy(max_events=plan["window"])
+        policy = SessionPolicy(max_events=plan["window"], request_key_bytes=plan.get("kept", KEPT))
         self.wrapped = wrapped = SERVERS[plan["server"]]()
         self.replicas = [
             Replica(number, self.backplane, history, wrapped, policy)
@@ -85,7 +89,9 @@ class Run:
 
     async def _fault(self, fault: Json) -> None:
         await asyncio.sleep(fault["at"])
-        self.history.add("fault", **fault)
+        if fault["kind"] != "kill":
+            # A replica notes its own death.
+            self.history.add("fault", **fault)
         number: int = fault.get("replica", 0)
         chosen = self.replicas if number == -1 else [self.replicas[number]]
         replica, seconds = chosen[0], fault["for"]
@@ -102,6 +108,8 @@ class Run:
                 faults.at_calls[faults.calls + fault["call"]] = fault["how"]
                 await asyncio.sleep(seconds)
                 faults.at_calls.clear()
+            case "aimed":
+                await self._aimed(replica, fault)
             case "kill" if replica.chosen is not None:
                 replica.kill()
                 await asyncio.sleep(seconds)
@@ -134,6 +142,17 @@ class Run:
             case _:
                 pass
 
+    async def _aimed(self, replica: Replica, fault: Json) -> None:
+        aimed = Aimed(fault["method"], fault["how"], fault["skips"])
+        replica.store_faults.aimed.append(aimed)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_AIMS):
+                await aimed.has_hit.wait()
+        replica.store_faults.aimed.remove(aimed)
+        if replica.chosen is None and aimed.has_hit.is_set() and aimed.how.startswith("kill"):
+            await asyncio.sleep(fault["for"])
+            await replica.start()
+
     async def clear_up(self) -> None:
         """End everything, also what was killed, in asyncio's own order."""
         loop = cast(SimulationLoop, asyncio.get_running_loop())
@@ -144,6 +163,7 @@ class Run:
         for replica in self.replicas:
             replica.store_faults.how = None
             replica.store_faults.at_calls.clear()
+            replica.store_faults.aimed.clear()
             for host in replica.hosts:
                 if host.is_dead or host.is_paused:
                     host.resume()

@@ -31,7 +31,7 @@ from mcp.server import Server
 from mcp.server.context import ServerRequestContext
 
 from mcp_sessions import SessionLayer, current_session
-from mcp_sessions.errors import DataConflict
+from mcp_sessions.errors import DataConflict, StoreUnavailable
 from tests.simulation.history import History
 from tests.simulation.scheduler import Host
 
@@ -64,7 +64,9 @@ class Means(ABC):
     async def ask(self, question: str) -> str: ...
 
     @abstractmethod
-    async def change(self, uri: str) -> None: ...
+    async def change(self, uri: str) -> bool:
+        """Whether the layer keeps the change, and sends it later."""
+        ...
 
     async def edit_data(self, mark: str) -> list[str] | None:
         """Add to the list in ``data``; the list, or None: there is none here."""
@@ -117,8 +119,8 @@ class Work:
                 n = self._count[what]
                 history.add("says", call=mark, kind=what, n=n)
                 await means.send(what, mark, n)
-                if means.names_calls or what == "progress":
-                    history.add("said", call=mark, kind=what, n=n)
+                sure = means.names_calls or what == "progress"
+                history.add("said", call=mark, kind=what, n=n, sure=sure)
             case "ask":
                 self._count["ask"] += 1
                 question = f"{mark}?{self._count['ask']}"
@@ -135,8 +137,9 @@ class Work:
                 history.add("data", call=mark, log=log)
             case "change":
                 history.add("changes", call=mark, uri=rest)
-                await means.change(rest)
-                history.add("changed", call=mark, uri=rest, own=means.has_one_session)
+                is_kept = await means.change(rest)
+                own = means.has_one_session
+                history.add("changed", call=mark, uri=rest, own=own, kept=is_kept)
             case "later":
                 seconds, _, then = rest.partition(":")
                 task = asyncio.create_task(self._later(float(seconds), then))
@@ -181,8 +184,12 @@ class PythonMeans(Means):
         )
         return str((result.content or {}).get("answer"))
 
-    async def change(self, uri: str) -> None:
-        await self._layer[0].notify_resource_updated(uri)
+    async def change(self, uri: str) -> bool:
+        try:
+            await self._layer[0].notify_resource_updated(uri)
+        except StoreUnavailable:
+            return True
+        return False
 
     async def edit_data(self, mark: str) -> list[str] | None:
         if self._session is None:

@@ -4,6 +4,8 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from tests.simulation.plan import KEPT
+
 Json = dict[str, Any]
 
 PLAYS: Final = 400
@@ -44,8 +46,8 @@ def _smaller(plan: Json) -> Iterator[Json]:
     for c, client in enumerate(plan["clients"]):
         for at in range(len(client["steps"])):
             yield _with(plan, lambda p, c=c, at=at: p["clients"][c]["steps"].pop(at))
-    for name, plain in (("disorder", 0.0), ("window", 1000)):
-        if plan[name] != plain:
+    for name, plain in (("disorder", 0.0), ("window", 1000), ("kept", KEPT)):
+        if plan.get(name, plain) != plain:
             yield _with(plan, lambda p, name=name, plain=plain: p.update({name: plain}))
     if plan["replicas"] > 1 and all(f.get("replica", 0) < 1 for f in plan["faults"]):
         yield _with(plan, lambda p: p.update(replicas=1))

@@ -13,7 +13,7 @@ import pytest
 
 from mcp_sessions.errors import StoreUnavailable
 from tests.simulation.defects import DEFECTS
-from tests.simulation.faults import StoreFaults
+from tests.simulation.faults import Aimed, StoreFaults
 from tests.simulation.plan import plan_of
 from tests.simulation.scheduler import Host, SimulationLoop
 from tests.simulation.shrink import shrunk
@@ -145,6 +145,10 @@ def test_a_seed_decides_which_task_runs_next() -> None:
     assert order(1, 0.0) == [*range(8)]
 
 
+def _never() -> None:
+    raise AssertionError("nobody is killed here")
+
+
 @pytest.mark.parametrize(("how", "had_its_effect"), [("before", False), ("after", True)])
 def test_a_store_fails_before_or_after_the_effect(how: str, had_its_effect: bool) -> None:
     done: list[str] = []
@@ -153,12 +157,40 @@ def test_a_store_fails_before_or_after_the_effect(how: str, had_its_effect: bool
         done.append("done")
 
     async def work() -> None:
-        faults = StoreFaults(at_calls={1: how})
+        faults = StoreFaults(_never, at_calls={1: how})
         await faults.around("append", effect)
         done.clear()
         with pytest.raises(StoreUnavailable):
             await faults.around("append", effect)
         assert bool(done) is had_its_effect
+
+    run(work)
+
+
+@pytest.mark.parametrize(("how", "had_its_effect"), [("before", False), ("after", True)])
+def test_a_process_dies_at_the_call_that_was_aimed_at(how: str, had_its_effect: bool) -> None:
+    done: list[str] = []
+    host = Host("a replica")
+
+    async def effect() -> None:
+        done.append("done")
+
+    async def calls(faults: StoreFaults) -> None:
+        await faults.around("read", effect)
+        await faults.around("append", effect)
+        done.clear()
+        await faults.around("append", effect)
+        raise AssertionError("it is dead")
+
+    async def work() -> None:
+        aimed = Aimed("append", f"kill {how}", skips=1)
+        task = host.starts(calls(StoreFaults(host.kill, aimed=[aimed])))
+        await aimed.has_hit.wait()
+        await asyncio.sleep(1)
+        assert host.is_dead and bool(done) is had_its_effect and not task.done()
+        host.resume()
+        task.cancel()
+        await asyncio.wait({task})
 
     run(work)
 
