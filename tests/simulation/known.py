@@ -19,7 +19,9 @@ class Known:
 
 def _asks_while_the_store_is_away(plan: Json) -> bool:
     asks = any(_asks(step) for client in plan["clients"] for step in client["steps"])
-    return asks and any(fault["kind"] in ("store", "store call", "aimed") for fault in plan["faults"])
+    return asks and any(
+        fault["kind"] in ("store", "store call", "aimed") for fault in plan["faults"]
+    )
 
 
 def _loses_messages_between_replicas(plan: Json) -> bool:
