@@ -16,7 +16,8 @@ def good() -> History:
     history = History()
     add = history.add
     for client in ("c1", "c2"):
-        add("connects", client=client, can_be_asked=client == "c1", is_told=True)
+        asks = client == "c1"
+        add("connects", client=client, can_be_asked=asks, is_told=True, answers=asks)
     add("owns", client="c1", session="s1")
     add("owns", client="c2", session="s2")
     add("subscribed", client="c1", session="s1", uri="note:1")
@@ -34,7 +35,7 @@ def good() -> History:
     for n in (1, 2):
         add("says", call="c1.1", kind="progress", n=n)
         add("said", call="c1.1", kind="progress", n=n)
-        add("hears", client="c1", call="c1.1", kind="progress", n=n, on="call")
+        add("hears", client="c1", call="c1.1", kind="progress", n=n, on="c1.1")
     for n in (1, 2):
         add("says", call="c1.1", kind="event", n=n)
         add("said", call="c1.1", kind="event", n=n)
@@ -43,7 +44,7 @@ def good() -> History:
     add("changed", call="c1.1", uri="note:1")
     add("updated", client="c1", uri="note:1", id="e-003")
     add("asks", call="c1.1", question="c1.1?1")
-    add("asked", client="c1", question="c1.1?1", on="call", id="q")
+    add("asked", client="c1", question="c1.1?1", on="c1.1", id="q")
     add("replies", client="c1", question="c1.1?1", value="c1.1?1@c1", accepted=True)
     add("told", question="c1.1?1", value="c1.1?1@c1")
     for log in (["c1.1"], ["c1.1", "c1.1"]):
@@ -152,13 +153,19 @@ BROKEN: dict[str, Edit] = {
         {"what": "owns", "client": "c2", "session": "s1"},
     ),
     "a_question_is_put_once": with_records(
-        "told", {"what": "asked", "client": "c1", "question": "c1.1?1", "on": "call", "id": "q2"}
+        "told", {"what": "asked", "client": "c1", "question": "c1.1?1", "on": "c1.1", "id": "q2"}
     ),
     "only_who_can_be_asked_is_asked": other("connects", {"can_be_asked": False}, client="c1"),
     "an_answer_reaches_the_handler_that_asked": other("told", {"value": "c1.2?1@c1"}),
     "a_handler_that_asks_is_told": all_of(
         without("told"), without("ended"), without("answered"),
         with_records("heals", {"what": "lost", "client": "c1", "call": "c1.1"}),
+    ),
+    "an_open_question_is_put_again": with_records(
+        "heals",
+        {"what": "asks", "call": "c1.1", "question": "c1.1?2"},
+        {"what": "asked", "client": "c1", "question": "c1.1?2", "on": "events", "id": "q2"},
+        {"what": "owns", "client": "c1", "session": "s1"},
     ),
     "data_is_a_register": other("data", {"log": ["c1.1"]}, log=["c1.1", "c1.1"]),
     "every_call_is_answered_in_time": all_of(without("answered"), other("end", {"t": 999.0})),
@@ -200,6 +207,29 @@ def test_who_is_told_of_a_gap_may_miss_events() -> None:
     history = good()
     without("hears", kind="event", n=1)(history)
     with_records("heals", {"what": "gap", "client": "c1"})(history)
+    assert violations(history) == []
+
+
+def test_what_was_sent_at_the_same_time_has_no_order() -> None:
+    history = good()
+    swapped("hears", kind="progress", n=2)(history)
+    records, sent = history.records, at(history, "said", kind="progress", n=1)
+    records.insert(sent, records.pop(at(history, "says", kind="progress", n=2)))
+    assert violations(history) == []
+
+
+def test_a_change_that_waits_for_the_store_is_lost_with_its_process_only() -> None:
+    history = good()
+    all_of(without("updated"), other("changed", {"kept": True}))(history)
+    assert {violation.rule for violation in violations(history)} == {"the_last_change_is_seen"}
+    with_records("heals", {"what": "fault", "kind": "kill", "replica": 0})(history)
+    assert violations(history) == []
+
+
+def test_who_is_not_connected_cannot_be_told_that_it_lost_its_session() -> None:
+    history = good()
+    BROKEN["who_loses_its_session_is_told"](history)
+    with_records("heals", {"what": "breaks", "client": "c1"})(history)
     assert violations(history) == []
 
 
