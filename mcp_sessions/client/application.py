@@ -46,25 +46,14 @@ def _uris(wanted: Mapping[str, Any]) -> list[str]:
     return texts_of(wanted.get("resourceSubscriptions"))
 
 
-@dataclass(slots=True)
-class _Listening:
-    request: PendingRequest
-    wanted: Json
-    is_acknowledged: bool = False
-
-    def acknowledge(self, honored: Json) -> Json:
-        self.is_acknowledged = True
-        mine: Json = {
-            flag: True for flag in _FLAGS.values() if self.wanted.get(flag) and honored.get(flag)
-        }
-        known = set(_uris(honored))
-        uris = [uri for uri in _uris(self.wanted) if uri in known]
-        if uris:
-            mine["resourceSubscriptions"] = uris
-        meta = {messages.SUBSCRIPTION_ID: self.request.app_id}
-        return messages.notification(
-            method_names.ACKNOWLEDGED, {"notifications": mine, "_meta": meta}
-        )
+def _acknowledgement(request: PendingRequest, honored: Json) -> Json:
+    wanted, known = _filter_of(request.message), set(_uris(honored))
+    mine: Json = {flag: True for flag in _FLAGS.values() if wanted.get(flag) and honored.get(flag)}
+    uris = [uri for uri in _uris(wanted) if uri in known]
+    if uris:
+        mine["resourceSubscriptions"] = uris
+    meta = {messages.SUBSCRIPTION_ID: request.app_id}
+    return messages.notification(method_names.ACKNOWLEDGED, {"notifications": mine, "_meta": meta})
 
 
 @dataclass(slots=True)
@@ -72,7 +61,7 @@ class Listens:
     wire_id: str | None = None
     """The id of the one on the wire; None: there is none."""
 
-    _open: dict[RequestId, _Listening] = field(default_factory=dict[RequestId, _Listening])
+    _open: dict[RequestId, PendingRequest] = field(default_factory=dict[RequestId, PendingRequest])
     _on_wire: Json = field(default_factory=dict[str, Any])
     _honored: Json | None = None
     _count: int = 0
@@ -81,14 +70,13 @@ class Listens:
         return bool(self._open)
 
     def add(self, request: PendingRequest) -> None:
-        self._open[request.app_id] = _Listening(request, _filter_of(request.message))
+        self._open[request.app_id] = request
 
     def remove(self, app_id: RequestId) -> bool:
         return self._open.pop(app_id, None) is not None
 
     def has(self, pending: PendingRequest) -> bool:
-        known = self._open.get(pending.app_id)
-        return known is not None and known.request is pending
+        return self._open.get(pending.app_id) is pending
 
     def cut(self) -> None:
         self.wire_id = None
@@ -109,21 +97,25 @@ class Listens:
         self._count += 1
         self.wire_id = f"mcp-sessions-listen-{self._count}"
         self._on_wire, self._honored = self._union(), None
-        newest = list(self._open.values())[-1].request.message
+        newest = list(self._open.values())[-1].message
         params = {**cast("Json", newest.get("params") or {}), "notifications": self._on_wire}
         return {**newest, "id": self.wire_id, "params": params}
 
     def headers(self) -> Mapping[str, str]:
-        return list(self._open.values())[-1].request.headers
+        return list(self._open.values())[-1].headers
+
+    def _acknowledged(self) -> list[PendingRequest]:
+        return [request for request in self._open.values() if request.is_acknowledged]
+
+    def _wanted(self) -> list[Json]:
+        return [_filter_of(request.message) for request in self._open.values()]
 
     def _union(self) -> Json:
         union: Json = {}
         uris: dict[str, None] = {}
-        for listening in self._open.values():
-            for flag in _FLAGS.values():
-                if listening.wanted.get(flag):
-                    union[flag] = True
-            uris.update(dict.fromkeys(_uris(listening.wanted)))
+        for wanted in self._wanted():
+            union.update({flag: True for flag in _FLAGS.values() if wanted.get(flag)})
+            uris.update(dict.fromkeys(_uris(wanted)))
         if uris:
             union["resourceSubscriptions"] = list(uris)
         return union
@@ -137,16 +129,16 @@ class Listens:
         honored = self._honored
         if honored is None or not self.is_covered():
             return []
-        return [
-            listening.acknowledge(honored)
-            for listening in list(self._open.values())
-            if not listening.is_acknowledged
-        ]
+        fresh = [request for request in self._open.values() if not request.is_acknowledged]
+        for request in fresh:
+            request.is_acknowledged = True
+        return [_acknowledgement(request, honored) for request in fresh]
 
     def largest(self) -> PendingRequest | None:
         fresh = [each for each in self._open.values() if not each.is_acknowledged]
-        requests = [each.request for each in fresh or self._open.values()]
-        return max(requests, key=lambda each: len(encode(each.message)), default=None)
+        return max(
+            fresh or self._open.values(), key=lambda each: len(encode(each.message)), default=None
+        )
 
     def is_acknowledgement(self, message: Json) -> bool:
         if message.get("method") != method_names.ACKNOWLEDGED or self.wire_id is None:
@@ -158,33 +150,29 @@ class Listens:
         method = message.get("method")
         flag = _FLAGS.get(cast(str, method))
         uri = cast("Json", message.get("params") or {}).get("uri")
-        exact = any(uri in _uris(listening.wanted) for listening in self._open.values())
+        exact = any(uri in _uris(wanted) for wanted in self._wanted())
         parts: list[Json] = []
-        for app_id, listening in self._open.items():
+        for request in self._acknowledged():
+            wanted = _filter_of(request.message)
             if flag is not None:
-                wants = bool(listening.wanted.get(flag))
+                wants = bool(wanted.get(flag))
             elif method == method_names.RESOURCE_UPDATED:
                 # A resource that no stream names is below one that a stream names. Only the server
                 # knows below which.
-                uris = _uris(listening.wanted)
-                wants = uri in uris if exact else bool(uris)
+                wants = uri in _uris(wanted) if exact else bool(_uris(wanted))
             else:
                 wants = True
-            if wants and listening.is_acknowledged:
-                parts.append(messages.marked(message, {messages.SUBSCRIPTION_ID: app_id}))
+            if wants:
+                parts.append(messages.listened(message, request.app_id))
         return parts
 
     def everything(self) -> list[Json]:
         """Return one change for each filter after a gap, so that all is read again."""
-        parts: list[Json] = []
-        for app_id, listening in self._open.items():
-            if not listening.is_acknowledged:
-                continue
-            parts.extend(
-                messages.marked(message, {messages.SUBSCRIPTION_ID: app_id})
-                for message in everything(listening.wanted)
-            )
-        return parts
+        return [
+            messages.listened(change, request.app_id)
+            for request in self._acknowledged()
+            for change in everything(_filter_of(request.message))
+        ]
 
 
 def everything(wanted: Mapping[str, Any]) -> list[Json]:

@@ -110,14 +110,9 @@ class StreamBroke:
 
 @dataclass(frozen=True, slots=True)
 class StreamFailed:
-    """The notification stream was lost, and cannot be opened again (HTTP)."""
-
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRefused:
-    """The server no longer knows the link's transport session (HTTP)."""
+    """The notification stream was lost and cannot be opened again, or the server no longer knows
+    the link's transport session (HTTP).
+    """
 
     failure: Failure
 
@@ -141,7 +136,6 @@ Event = (
     | StreamUnsure
     | StreamBroke
     | StreamFailed
-    | StreamRefused
     | Missed
     | Down
 )

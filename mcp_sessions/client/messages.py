@@ -91,6 +91,11 @@ def marked(message: Json, added: Mapping[str, Any]) -> Json:
     return {**message, "params": with_meta(cast("Json | None", message.get("params")), added)}
 
 
+def listened(message: Json, app_id: RequestId) -> Json:
+    """A notification on the listen stream that the application knows by that id."""
+    return marked(message, {SUBSCRIPTION_ID: app_id})
+
+
 def stamped(message: Json, session: SessionView, key: str | None, modern: bool) -> Json:
     added: Json = {SESSION_META: session.metadata()}
     if key is not None:

@@ -34,7 +34,6 @@ from mcp_sessions.client.dialer import (
     Received,
     StreamBroke,
     StreamFailed,
-    StreamRefused,
     StreamReopened,
     StreamUnsure,
     Unanswered,
@@ -271,7 +270,7 @@ class ResumingClient:
                 if state.is_ready_on(link):
                     # Most often it is open again soon: nothing else of the link need be lost.
                     app.lost(link.name, failure)
-            case StreamFailed(failure) | StreamRefused(failure):
+            case StreamFailed(failure):
                 self._recovery.lose(link, failure)
             case Missed():
                 if link is state.link and state.phase is not Phase.ENDED:
@@ -401,7 +400,7 @@ class ResumingClient:
             pending = self._app.requests.listen_of(session_id, is_open=True)
         if pending is None or pending.app_id == wire_id:
             return message
-        return messages.marked(message, {messages.SUBSCRIPTION_ID: pending.app_id})
+        return messages.listened(message, pending.app_id)
 
     async def _took_acknowledgement(self, message: Json) -> bool:
         """Pass on that a listen stream of the application is open: once, however often it was
@@ -418,8 +417,7 @@ class ResumingClient:
         elif pending.session_id is None:
             # Nobody kept what it missed.
             for change in everything(members_of((params or {}).get("notifications"))):
-                listened = {messages.SUBSCRIPTION_ID: pending.app_id}
-                await self._app.deliver(messages.marked(change, listened))
+                await self._app.deliver(messages.listened(change, pending.app_id))
         return True
 
     async def _until_last(self, ending: PendingRequest) -> None:

@@ -441,54 +441,42 @@ class Sender:
             if not peer.is_modern or peer.sessions.is_manager:
                 await self.notification(message, headers)
             return
-        if pending.is_hosts or peer.sessions.is_manager:
-            await self._cancel_for_host(pending, message, params, headers)
-            return
-        app.requests.done(pending)
-        pending.settled.set()
-        if app.listens.remove(pending.app_id):
-            await self._listener.stop()
-            return
+        is_host = pending.is_hosts or peer.sessions.is_manager
+        if not is_host:
+            app.requests.done(pending)
+            pending.settled.set()
+            if app.listens.remove(pending.app_id):
+                await self._listener.stop()
+                return
+        ends_here = not await self._cancel(pending, message, headers)
+        if is_host and ends_here:
+            # As on any connection: it is answered, by who ends it (REQ6).
+            await app.answer(pending, REQUEST_CANCELLED, "Request cancelled")
+            self.listen_ended(pending)
+
+    async def _cancel(
+        self, pending: PendingRequest, message: Json, headers: Mapping[str, str]
+    ) -> bool:
+        """Cancel a request at the server. False: no answer follows."""
         link = pending.link
         if link is None or not pending.wire_ids:
-            return
-        wire_id = pending.wire_ids[-1]
-        message = {**message, "params": {**params, "requestId": wire_id}}
-        if peer.modern_envelope is not None:
-            message = messages.marked(message, peer.modern_envelope.meta)
-        if pending.key is not None and pending.session_id is not None:
+            return False
+        wire_id, envelope = pending.wire_ids[-1], messages.envelope_of(pending.message)
+        message = {**message, "params": {**message["params"], "requestId": wire_id}}
+        if envelope is not None:
+            message = messages.marked(message, envelope.meta)
+        is_keyed = pending.key is not None and pending.session_id is not None
+        if is_keyed:
             named = {"sessionId": pending.session_id}
-            added = {SESSION_META: named, REQUEST_KEY_META: pending.key}
-            message = messages.marked(message, added)
-        # Over HTTP the modern era cancels by closing the stream, unless there is a key.
-        if not (peer.is_modern and link.kind == "http" and pending.key is None):
-            await _send(link, message, {**headers, **peer.headers(method_names.CANCELLED)})
-        if peer.is_modern:
+            message = messages.marked(message, {SESSION_META: named, REQUEST_KEY_META: pending.key})
+        # Over HTTP the modern era cancels by closing the stream, unless there is a key (REQ5).
+        is_by_stream = envelope is not None and link.kind == "http" and not is_keyed
+        if not is_by_stream:
+            headers = {**headers, **self._peer.headers(method_names.CANCELLED)}
+            await _send(link, message, headers)
+        if is_by_stream or (envelope is not None and not self._app.requests.is_open(pending)):
             link.abandon(wire_id)
-
-    async def _cancel_for_host(
-        self, pending: PendingRequest, message: Json, params: Json, headers: Mapping[str, str]
-    ) -> None:
-        """As on any connection: it is answered, by who ends it (REQ6)."""
-        link = pending.link
-        is_keyed = pending.is_hosts and pending.key is not None and pending.session_id is not None
-        if link is not None and pending.wire_ids:
-            message = {**message, "params": {**params, "requestId": pending.wire_ids[-1]}}
-            if is_keyed:
-                named = {"sessionId": pending.session_id}
-                added = {SESSION_META: named, REQUEST_KEY_META: pending.key}
-                message = messages.marked(message, added)
-            envelope = messages.envelope_of(pending.message)
-            if envelope is not None:
-                message = messages.marked(message, envelope.meta)
-                headers = {**headers, **self._peer.headers(method_names.CANCELLED)}
-            if is_keyed or envelope is None or link.kind != "http":
-                await self.notification(message, headers)
-                return
-            # There it is the end of the response that cancels, and nothing answers (REQ5).
-            link.abandon(pending.wire_ids[-1])
-        await self._app.answer(pending, REQUEST_CANCELLED, "Request cancelled")
-        self.listen_ended(pending)
+        return not is_by_stream
 
     def listen_ended(self, pending: PendingRequest) -> None:
         """Note that a request was answered. If it is a listen stream over HTTP, its session is

@@ -10,9 +10,15 @@ import pytest
 from mcp import Client, MCPError
 
 from mcp_sessions import SessionLayer
+from mcp_sessions.client.application import Callbacks
+from mcp_sessions.client.messages import SUBSCRIPTION_ID
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.client_transport import resumable
-from mcp_sessions.errors import SESSION_NOT_FOUND
+from mcp_sessions.client.resuming import ResumingClient
+from mcp_sessions.client.state import Runtime
+from mcp_sessions.client_transport import dial_with, resumable
+from mcp_sessions.core.messages import Json
+from mcp_sessions.errors import INTERNAL_ERROR, SESSION_NOT_FOUND
+from mcp_sessions.method_names import ACKNOWLEDGED
 from tests.client.test_misbehaving_servers import (
     FOREIGN,
     KEY,
@@ -22,7 +28,7 @@ from tests.client.test_misbehaving_servers import (
     first,
     on_the_first_connection,
 )
-from tests.support.scripted import Exchange, ScriptedServer, status
+from tests.support.scripted import Exchange, ScriptedServer, named, status
 from tests.support.servers import serve
 from tests.support.world import Ctx, Toolbox
 
@@ -143,3 +149,51 @@ async def test_an_error_of_a_handler_sends_no_call_again_and_ends_no_session(
                     await client.call_tool("fails", {})
                 assert len(box.calls) == number
     assert lost == []
+
+
+async def test_a_server_that_starts_no_session_any_more_is_not_asked_over_and_over() -> None:
+    """Its client had a listen stream open. It once asked for a session in a loop, without a pause,
+    for as long as the stream was wanted.
+    """
+    envelope = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    is_gone = False
+
+    def serve(exchange: Exchange) -> None:
+        if exchange.method == "server/discover":
+            exchange.result({"resultType": "complete", "capabilities": server.capabilities})
+        elif exchange.method == "subscriptions/listen":
+            params = {"notifications": {}, "_meta": {SUBSCRIPTION_ID: exchange.message["id"]}}
+            exchange.event({"jsonrpc": "2.0", "method": ACKNOWLEDGED, "params": params})
+        elif is_gone and exchange.method in ("session/start", "sessions/create"):
+            exchange.error(INTERNAL_ERROR, "no room")
+        elif is_gone and named(exchange):
+            exchange.error(SESSION_NOT_FOUND, "Session not found")
+
+    async def take(client: ResumingClient, number: int, method: str, **params: Any) -> None:
+        params["_meta"] = envelope
+        await client.take({"jsonrpc": "2.0", "id": number, "method": method, "params": params}, {})
+
+    async def deliver(message: Json) -> None:
+        assert "error" not in message
+
+    async def hang_up() -> None:
+        raise AssertionError("the client goes on")
+
+    server = ScriptedServer({"*": serve})
+    with anyio.fail_after(30):
+        async with server, anyio.create_task_group() as tasks:
+            dialer = dial_with(policy=QUICK)(server.url())
+            client = ResumingClient([dialer], Runtime(QUICK, tasks), Callbacks(deliver, hang_up))
+            await client.start()
+            await take(client, 1, "subscriptions/listen", notifications={"toolsListChanged": True})
+            await server.has(lambda: server.asked("subscriptions/listen"), "the listen")
+            is_gone = True
+            for number in range(2, 30):
+                await take(client, number, "tools/list")
+                await client.until_answered(number)
+            assert len(server.asked("session/start")) <= 3
+            await client.close()
+            tasks.cancel_scope.cancel()

@@ -21,10 +21,8 @@ from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.messages import Json, RequestId
 from mcp_sessions.core.resume import FailureCause
 from mcp_sessions_transports.connect_errors import without_credentials
-from mcp_sessions_transports.http.client.exchange import HttpExchange
-from mcp_sessions_transports.http.client.incoming import Incoming
-from mcp_sessions_transports.http.client.notifications import NotificationStream
 from mcp_sessions_transports.http.client.requester import Access, Requester
+from mcp_sessions_transports.http.client.streams import HttpExchange, Incoming, NotificationStream
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mcp_sessions.core.outline import Outline
+from mcp_sessions.core.resume import is_sendable
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -49,6 +50,13 @@ class ReadEvent:
 
     dropped: Outline | None = None
     """The outline of the data, if it was too large to be kept; then ``data`` is empty."""
+
+
+def position(event: ReadEvent, before: str | None) -> str | None:
+    """Return the id to go on from after an event; None: there is none that can be sent."""
+    if not event.id:
+        return before
+    return event.id if is_sendable(event.id) else None
 
 
 class SseReader:

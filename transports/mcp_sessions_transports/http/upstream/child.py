@@ -42,8 +42,7 @@ from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http.client.bounded_body import ResponseTooLarge
 from mcp_sessions_transports.http.client.failures import is_sse
-from mcp_sessions_transports.http.client.incoming import position
-from mcp_sessions_transports.http.client.sse_reader import EventTooLarge, ReadEvent
+from mcp_sessions_transports.http.client.sse_reader import EventTooLarge, ReadEvent, position
 from mcp_sessions_transports.http.upstream.headers import ParamHeaders, headers_of
 from mcp_sessions_transports.http.upstream.messages import Messages
 from mcp_sessions_transports.http.upstream.url_exchange import UrlExchange, UrlSession

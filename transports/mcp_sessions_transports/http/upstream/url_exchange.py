@@ -22,8 +22,7 @@ from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http.client.bounded_body import whole
 from mcp_sessions_transports.http.client.failures import is_sse
-from mcp_sessions_transports.http.client.incoming import position
-from mcp_sessions_transports.http.client.sse_reader import ReadEvent
+from mcp_sessions_transports.http.client.sse_reader import ReadEvent, position
 from mcp_sessions_transports.http.upstream.wire import (
     FAILURES,
     RETRY,
