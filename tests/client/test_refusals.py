@@ -155,7 +155,7 @@ async def test_a_server_that_starts_no_session_any_more_is_not_asked_over_and_ov
     """Its client had a listen stream open. It once asked for a session in a loop, without a pause,
     for as long as the stream was wanted.
     """
-    envelope = {
+    envelope: Json = {
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
         "io.modelcontextprotocol/clientCapabilities": {},
     }
