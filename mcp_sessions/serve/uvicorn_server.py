@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
@@ -123,6 +125,9 @@ class DrainingServer(uvicorn.Server):
 
     SIGINT: without the delay. A second one ends everything that still runs at once.
 
+    A program that handles SIGTERM itself gets it at the end. Any other one has then exited with 0:
+    threads of its tools may still run, and nobody waits for them.
+
     Args:
         responses: The application of ``config``, or a part of it.
         leaving: How it stops.
@@ -162,6 +167,7 @@ class DrainingServer(uvicorn.Server):
 
         self._is_stopping = self._is_announced = False
         self._is_urged = asyncio.Event()
+        self._exits_at_sigterm = self._is_terminated = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -175,12 +181,19 @@ class DrainingServer(uvicorn.Server):
                 self.interrupted = True
             return
         self.interrupted = self.interrupted or sig == signal.SIGINT
-        super().handle_exit(sig, frame)
+        if sig == signal.SIGTERM and self._exits_at_sigterm:
+            self._is_terminated = self.should_exit = True
+        else:
+            # uvicorn raises it again at the end.
+            super().handle_exit(sig, frame)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await self._before()
+        self._exits_at_sigterm = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         await super().serve(sockets=sockets)
+        if self._is_terminated:
+            _exit()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         tls = sockets if self.config.ssl is not None else None
@@ -335,6 +348,14 @@ class DrainingServer(uvicorn.Server):
                 transport = cast("Any", connection).transport
                 if transport.is_closing() and not transport.get_write_buffer_size():
                     transport.abort()
+
+
+def _exit() -> NoReturn:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
 
 
 KEEP_ALIVE = 75

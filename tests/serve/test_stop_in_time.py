@@ -79,6 +79,7 @@ def test_calls_that_ignore_their_end_are_cut_in_time(
         setup.process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=DOCKER)
         assert "stopped: every connection is closed" in said, said
+        assert process.returncode == 0
         for sock in setup.sockets:
             assert sock not in calls or b"-31012" in closed_by_peer(sock)
             sock.close()
