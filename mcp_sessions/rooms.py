@@ -193,7 +193,7 @@ def delivery_of(
     attachments = Attachments(
         environment, connections, questions=questions, pending_writes=pending_writes
     )
-    remote_questions = RemoteQuestions(relay, connections, questions, pending_writes)
+    remote_questions = RemoteQuestions(relay, connections, questions)
     publisher = Publisher(
         environment,
         connections,

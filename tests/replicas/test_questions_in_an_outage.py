@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from mcp_sessions.server.delivery import remote_questions
 from tests.replicas.test_duplex import CAPABILITIES, Sockets, sockets
-from tests.support.raw import Json, in_session, text_of
+from tests.support.raw import Json, RawClient, in_session, text_of
+from tests.support.replicas import cluster, user
 from tests.support.world import Ctx
 
 pytestmark = [pytest.mark.anyio, pytest.mark.on_network, pytest.mark.in_process]
@@ -36,7 +38,21 @@ def deaf(s: Sockets, number: int) -> Callable[[], None]:
     return back
 
 
-LAPSES = pytest.mark.parametrize("lapse", [away, deaf])
+def cut_off(s: Sockets, number: int) -> Callable[[], None]:
+    """A replica seems to listen, and gets nothing, until the function is called."""
+    member = s.c.stores[number].exchange
+    member.cut_off()
+    return member.mend
+
+
+async def true(it: Callable[[], object]) -> None:
+    """Wait for it."""
+    async with asyncio.timeout(20):
+        while not it():  # noqa: ASYNC110  (nothing says so)
+            await asyncio.sleep(0.01)
+
+
+LAPSES = pytest.mark.parametrize("lapse", [away, deaf, cut_off])
 
 
 @LAPSES
@@ -61,9 +77,7 @@ async def test_a_question_waits_until_its_replica_can_be_reached(
         back = lapse(s, 1)
         box.gate("g").go.set()
         attachments: Any = s.c[0].inside.attachments
-        async with asyncio.timeout(20):
-            while not len(attachments._pending_writes):  # noqa: ASYNC110  (nothing says that it waits)
-                await asyncio.sleep(0.01)
+        await true(lambda: len(attachments._pending_writes) or s.c.notified("question"))
         assert not peer.asked
         back()
         question = (await peer.until(lambda: peer.asked, "the question"))[0]
@@ -91,4 +105,61 @@ async def test_an_answer_waits_until_its_replica_can_be_reached(
         await peer.send("ping")
         await peer.until(lambda: any("id" in m and "method" not in m for m in peer.messages[-1:]))
         back()
+        assert text_of(await asked.result()) == "accept: yes"
+
+
+async def test_an_answer_over_http_is_accepted_when_the_replica_that_asked_has_it() -> None:
+    """Its client sends it once, and goes."""
+    async with cluster(2) as c:
+        client = await c[0].connected(capabilities=CAPABILITIES)
+        asked = client.call("ask", question="?")
+        question = (await asked.reply.has(1))[0]
+        c.stores[0].exchange.cut_off()
+        answered = c.at(1, client).post({"jsonrpc": "2.0", "id": question["id"], "result": YES})
+        await true(lambda: c.notified("answer"))
+        assert answered.status is None
+        c.stores[0].exchange.mend()
+        assert (await answered.done()).status == 202
+        assert text_of(await asked.result()) == "accept: yes"
+
+
+async def test_an_answer_that_nobody_confirms_is_refused_and_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its client may send it again. The first one counts (ASK3)."""
+    monkeypatch.setattr(remote_questions, "_CONFIRMED", 0.05)
+    async with cluster(2) as c:
+        client = await c[0].connected(capabilities=CAPABILITIES)
+        asked = client.call("ask", question="?")
+        question = (await asked.reply.has(1))[0]
+        c.stores[0].exchange.cut_off()
+        for result in (YES, {"action": "decline"}):
+            message = {"jsonrpc": "2.0", "id": question["id"], "result": result}
+            answered = await c.at(1, client).post(message).done()
+            assert answered.status == 503 and answered.header("retry-after") is not None
+        c.stores[0].exchange.mend()
+        assert text_of(await asked.result()) == "accept: yes"
+
+
+async def test_answers_that_wait_for_a_replica_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has most loses first: a client that answers what nobody asked it."""
+    monkeypatch.setattr(remote_questions, "_CONFIRMED", 0.05)
+    monkeypatch.setattr(remote_questions, "_MOST_BYTES", 100_000)
+    async with cluster(2) as c:
+        client = await c[0].connected(capabilities=CAPABILITIES)
+        asked = client.call("ask", question="?")
+        question = (await asked.reply.has(1))[0]
+        stranger = RawClient(await c[1].carrier_of(user("stranger")))
+        await stranger.initialize()
+        c.stores[0].exchange.cut_off()
+        own = {"jsonrpc": "2.0", "id": question["id"], "result": YES}
+        assert (await c.at(1, client).post(own).done()).status == 503
+        process, large = question["id"].rpartition("@")[2], {"text": "x" * 40_000}
+        for number in range(5):
+            made_up = {"jsonrpc": "2.0", "id": f"{number}@{process}", "result": large}
+            assert (await stranger.post(made_up).done()).status == 503
+        publisher: Any = c[1].inside.publisher
+        waiting = publisher._remote_questions.waiting
+        assert [name for name, _ in waiting] == [question["id"], f"3@{process}", f"4@{process}"]
+        c.stores[0].exchange.mend()
         assert text_of(await asked.result()) == "accept: yes"

@@ -305,6 +305,10 @@ class Client(ABC):
         elif method == "notifications/sessions/detached":
             self.detached(params)
 
+    def _hear_beside(self, message: Json) -> None:
+        """Hear what comes on the response of a request that is no call."""
+        self.hear(message, "beside")
+
     def detached(self, params: Json) -> None:
         self.note("displaced", reason=params.get("reason"))
 
@@ -396,7 +400,8 @@ class HandshakeHttp(Client):
         self.run(self._listen())
 
     async def _answer(self, reply: Reply, number: str | int) -> Json | None:
-        await _read(reply, lambda _: None, lambda: reply.answer_to(number) is not None)
+        # A server that names no call may put its question on any response that is open.
+        await _read(reply, self._hear_beside, lambda: reply.answer_to(number) is not None)
         return None if reply.status == AWAY else reply.answer_to(number)
 
     async def _accepted(self, message: Json) -> bool:
@@ -519,7 +524,7 @@ class ModernHttp(Client):
     async def ask(self, method: str, params: Json) -> Json | None:
         number = f"{self.name}/{next(self.raw.numbers)}"
         reply = self.raw.send(method, params, request_id=number).reply
-        await _read(reply, lambda _: None, lambda: reply.answer_to(number) is not None)
+        await _read(reply, self._hear_beside, lambda: reply.answer_to(number) is not None)
         return None if reply.status == AWAY else reply.answer_to(number)
 
     async def post_reply(self, message: Json) -> bool:

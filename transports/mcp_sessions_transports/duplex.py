@@ -143,7 +143,7 @@ class DuplexConnection:
     async def _take(self, message: Message | Answer, channel: DuplexChannel, size: int) -> None:
         router = self._served.router
         if isinstance(message, Answer):
-            await router.answer(message, self._inbound(channel))
+            router.answer(message, self._inbound(channel))
         elif message.is_notification:
             if self.transport.cancels(message):
                 return

@@ -236,8 +236,8 @@ class JoinRun:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionQuestion:
     """To the process where a session is attached: send its client a question of the sender's, or
-    the withdrawal, if the session is attached there still. If the client answers no such question,
-    the receiver sends a :class:`QuestionAnswer` with an error.
+    the withdrawal, if the session is attached there still. The result says so. If the client
+    answers no such question, it is an error.
     """
 
     kind: ClassVar[str] = "question"
@@ -257,7 +257,7 @@ class SessionQuestion:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionAnswer:
     """A client answered a question of the receiver's. The answer counts if that principal was
-    asked.
+    asked. The result says that the receiver has it.
     """
 
     kind: ClassVar[str] = "answer"
@@ -280,10 +280,12 @@ class QuestionProgress:
     """The principal that reports, without its scopes."""
 
 
-RelayedNotification = ChildNotification | SessionQuestion | QuestionAnswer | QuestionProgress
+RelayedNotification = ChildNotification | QuestionProgress
 """Requests without a result. Their sender does not wait."""
 
-RelayedRequest = JoinRun | ChildRequest | ClientRequest | RelayedNotification
+RelayedRequest = (
+    JoinRun | ChildRequest | ClientRequest | SessionQuestion | QuestionAnswer | RelayedNotification
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

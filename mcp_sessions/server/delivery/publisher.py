@@ -199,4 +199,4 @@ class Publisher:
             if may_ask(connection.peer, question.asked.method):
                 await connection.send(Draft(message, None, question.log_key, session_id))
             return
-        await self._remote_questions.send(session_id, message, question, attachment)
+        self._remote_questions.send(session_id, message, question, attachment)

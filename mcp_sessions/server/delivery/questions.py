@@ -41,6 +41,8 @@ class PendingQuestion:
     message: bytes = field(init=False)
     future: asyncio.Future[Answer] = field(init=False)
     is_withdrawn: bool = False
+    _sending: asyncio.Task[None] | None = field(init=False, default=None)
+    """Sends it, or its withdrawal, to another replica."""
 
     def __post_init__(self, process: str | None) -> None:
         self.id = mint_request_id(process)
@@ -53,6 +55,12 @@ class PendingQuestion:
     @property
     def log_key(self) -> str:
         return log_key_of(self.id)
+
+    def is_sent_by(self, sending: asyncio.Task[None] | None) -> None:
+        """Stop what sent it until now."""
+        if self._sending is not None:
+            self._sending.cancel()
+        self._sending = sending
 
     def withdraw(self, reason: str) -> bytes | None:
         """Withdraw the question: return the message for its client (ASK6), once."""
@@ -122,6 +130,8 @@ class PendingQuestions:
             _withdraw(question, notify, "cancelled")
             raise
         finally:
+            if not question.is_withdrawn:
+                question.is_sent_by(None)
             self._open.pop(question.id, None)
             del of_session[question]
             if not of_session:

@@ -6,6 +6,7 @@ message's session. Answers and cancellations go to the requests that they name.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -23,6 +24,7 @@ from mcp_sessions.errors import (
     WireError,
 )
 from mcp_sessions.ids import RequestKey, SessionId
+from mcp_sessions.server.calls.shares import share_of
 from mcp_sessions.server.calls.table import ANSWERED, Call, Outcome, Stage, abort
 from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.replica_messages import CancelKeyed, CancelRequest
@@ -229,8 +231,10 @@ class Router:
 
         return notify()
 
-    async def answer(self, answer: Answer, inbound: Inbound) -> bool:
-        return await self._questions.answer(answer, inbound.principal)
+    def answer(self, answer: Answer, inbound: Inbound) -> bool | asyncio.Future[bool]:
+        """See :meth:`RemoteQuestions.answer`."""
+        share = share_of(inbound.principal, inbound.scope)
+        return self._questions.answer(answer, inbound.principal, share)
 
     async def cancel_keyed(self, notification: Message, inbound: Inbound) -> None:
         """Take a modern-era notification: a cancellation that names session and key, or

@@ -36,6 +36,7 @@ from mcp_sessions.ids import ConnectionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection.connection import DEFAULT_VERSION, HttpFacts, Inbound
 from mcp_sessions.server.connection.joint_admission import JointAdmission
+from mcp_sessions.server.delivery.remote_questions import confirmed
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.stores.records import Peer, SessionRecord
 from mcp_sessions.turns import Turns
@@ -187,7 +188,10 @@ class HandshakeHttp:
         http = HttpFacts(request, session_header, resumes_stream, record, joint)
         inbound = Inbound(principal, peer, connection, channel, http)
         if isinstance(message, Answer):
-            if not await self._served.router.answer(message, inbound) and connection is None:
+            taken = self._served.router.answer(message, inbound)
+            if not isinstance(taken, bool):
+                taken = await confirmed(taken)
+            if not taken and connection is None:
                 await _send_missing(send)
                 return None
         elif message.method == method_names.INITIALIZE and not message.is_notification:
