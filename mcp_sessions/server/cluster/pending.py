@@ -32,7 +32,7 @@ class Pending:
     process: str
     within: str | None
     is_repeatable: bool
-    on_update: OnUpdate
+    on_update: OnUpdate | None
     serve: Callable[[Any, Any], Coroutine[Any, Any, RelayedOutcome]] | None
     """Serves what is asked within it."""
 
@@ -86,7 +86,7 @@ class Pending:
                 first.set()
                 # The waiting task runs first.
                 await asyncio.sleep(0)
-            else:
+            elif self.on_update is not None:
                 await self.on_update(first.message)
             self.size -= size
 

@@ -16,8 +16,7 @@ Rules:
 4. If nobody listens in the receiver's process, the request did not run. It is sent again while the
    process may be reconnecting. If the process is dead, or speaks another version of the messages,
    the sender knows that the request did not run.
-5. A notification is a request without a result, and its sender does not wait. If nobody listens
-   in a process that lives, the sender knows.
+5. Progress on a question is a request without a result, and its sender does not wait.
 6. Updates that wait for a slow client, and results that are kept, are bounded in bytes.
 """
 
@@ -39,7 +38,7 @@ from mcp_sessions.server.cluster.replica_messages import (
     Alive,
     Ask,
     Gone,
-    RelayedNotification,
+    QuestionProgress,
     RelayedRequest,
     Result,
     Update,
@@ -143,7 +142,7 @@ class RequestRelay:
         self,
         process: str,
         request: RelayedRequest,
-        on_update: OnUpdate,
+        on_update: OnUpdate | None = None,
         *,
         serve: Serve | None = None,
         within: str | None = None,
@@ -153,7 +152,7 @@ class RequestRelay:
         """Have a request served by another process.
 
         Args:
-            on_update: Takes each message that comes before the result.
+            on_update: Takes each message that comes before the result. None: none does.
             serve: Serves what that process asks within the request.
             within: The request of that process that this belongs to.
             name: Names it for :meth:`listens`.
@@ -183,24 +182,10 @@ class RequestRelay:
             raise Unserved
         return result
 
-    async def notify(self, process: str, notification: RelayedNotification) -> None:
-        """Send a request without a result, once.
-
-        Raises:
-            StoreUnavailable: Unknown whether it was sent. Or that process lives, and does not
-                listen now.
-        """
-        is_heard = await self.bus.send(self._ask_of(notification), to=process)
-        if not is_heard and await self.bus.is_alive(process):
-            raise StoreUnavailable("a replica does not listen now")
-
-    async def try_notify(self, process: str, notification: RelayedNotification) -> None:
-        """Send as :meth:`notify`. A failure is logged."""
-        await self.bus.try_send(self._ask_of(notification), to=process)
-
-    def _ask_of(self, notification: RelayedNotification) -> Ask:
+    async def notify(self, process: str, progress: QuestionProgress) -> None:
+        """Send a request without a result, once. A failure is logged."""
         name = mint_request_id(self.bus.process)
-        return Ask(ask=name, within=None, request=notification)
+        await self.bus.try_send(Ask(ask=name, within=None, request=progress), to=process)
 
     async def _send(self, message: Ask, pending: Pending) -> None:
         loop = asyncio.get_running_loop()
@@ -330,7 +315,7 @@ class RequestRelay:
             raise
         finally:
             self._end_within(asker)
-            if not asker.is_gone and not isinstance(request, RelayedNotification):
+            if not asker.is_gone and not isinstance(request, QuestionProgress):
                 answered = Result(ask=asker.name, result=result, error=error)
                 self._keep(answered)
                 await self.bus.try_send(answered, to=asker.process)
@@ -375,8 +360,8 @@ class RequestRelay:
             if not await self.bus.is_alive(asker.process):
                 asker.leaves()
                 task.cancel()
-            # The sender of a notification does not wait, and would say Gone.
-            elif not issubclass(kind, RelayedNotification) and asker.asked_at < silent_since:
+            # The sender of progress does not wait, and would say Gone.
+            elif kind is not QuestionProgress and asker.asked_at < silent_since:
                 await self.bus.try_send(Alive(ask=asker.name, is_open=True), to=asker.process)
 
     def _keep(self, answered: Result) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -174,7 +175,9 @@ class RemoteChildren:
         if not self._bus.is_remote(process):
             return False
         notification = ChildNotification(session_id=session_id, method=method, params=params)
-        await self._relay.notify(process, notification)
+        with suppress(Unserved, OutcomeUnknown):
+            # Otherwise the child has ended with its process.
+            await self._relay.ask(process, notification, is_repeatable=True)
         return True
 
     # --- what is asked at another replica ---------------------------------------------------------

@@ -272,7 +272,9 @@ class QuestionAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionProgress:
-    """A client reported progress on a question of the receiver's, named in the progress token."""
+    """A client reported progress on a question of the receiver's, named in the progress token. Its
+    sender does not wait for a result.
+    """
 
     kind: ClassVar[str] = "progress"
     params: Mapping[str, Any] | None
@@ -280,12 +282,9 @@ class QuestionProgress:
     """The principal that reports, without its scopes."""
 
 
-RelayedNotification = ChildNotification | QuestionProgress
-"""Requests without a result. Their sender does not wait."""
-
-RelayedRequest = (
-    JoinRun | ChildRequest | ClientRequest | SessionQuestion | QuestionAnswer | RelayedNotification
-)
+RelayedChildMessage = ChildRequest | ChildNotification
+RelayedQuestion = SessionQuestion | QuestionAnswer | QuestionProgress
+RelayedRequest = JoinRun | ClientRequest | RelayedChildMessage | RelayedQuestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,7 +85,7 @@ class RemoteQuestions:
 
     async def _send(self, home: str, asked: SessionQuestion, question: PendingQuestion) -> None:
         try:
-            sent = await self._relay.ask(home, asked, _ignore, is_repeatable=True)
+            sent = await self._relay.ask(home, asked, is_repeatable=True)
         except (Unserved, OutcomeUnknown):
             return
         if sent.error is not None:
@@ -128,7 +128,7 @@ class RemoteQuestions:
         self, process: str, answered: QuestionAnswer, lives: asyncio.Future[bool]
     ) -> None:
         try:
-            await self._relay.ask(process, answered, _ignore, is_repeatable=True)
+            await self._relay.ask(process, answered, is_repeatable=True)
         except (Unserved, OutcomeUnknown):
             lives.set_result(False)
         else:
@@ -146,7 +146,7 @@ class RemoteQuestions:
         process = process_of(token) if isinstance(token, str) else None
         if self._relay.bus.is_remote(process):
             progress = QuestionProgress(params=params, principal=principal)
-            await self._relay.try_notify(process, progress)
+            await self._relay.notify(process, progress)
 
     # --- what other processes ask here ----------------------------------------------------------
 
@@ -193,7 +193,3 @@ async def confirmed(passed_on: asyncio.Future[bool]) -> bool:
     if not passed_on.done() or passed_on.cancelled():
         raise StoreUnavailable("the replica that asked did not confirm an answer")
     return passed_on.result()
-
-
-async def _ignore(_: Mapping[str, Any]) -> None:
-    """Nothing comes before the result."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions.errors import OutcomeUnknown
-from mcp_sessions.ids import SessionId
+from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.security import mint_process
 from mcp_sessions.server.cluster import relay
 from mcp_sessions.server.cluster.codec import VERSION
@@ -18,9 +18,9 @@ from mcp_sessions.server.cluster.relay import Asker, RequestRelay, Unreachable, 
 from mcp_sessions.server.cluster.replica_messages import (
     Alive,
     Ask,
-    ChildNotification,
     ClientRequest,
     Gone,
+    QuestionProgress,
     Result,
     Update,
 )
@@ -227,16 +227,16 @@ async def test_a_request_whose_sender_waits_in_silence_continues() -> None:
         assert (await asking).result == {"runs": 1}
 
 
-async def test_a_notification_that_takes_long_is_not_cancelled() -> None:
+async def test_progress_that_takes_long_is_not_cancelled() -> None:
     """Its sender does not wait for it, and so knows nothing of it."""
     async with sides() as (here, there):
         there.may_end.clear()
-        about = ChildNotification(session_id=SessionId("s"), method="notifications/x", params=None)
-        await here.relay.notify(there.process, about)
+        progress = QuestionProgress(params=None, principal=ANONYMOUS)
+        await here.relay.notify(there.process, progress)
         await asyncio.sleep(5 * relay.ALIVE_EVERY)
         await there.relay.round()
         await asyncio.sleep(1)
-        assert len(there.relay.served(ChildNotification)) == 1
+        assert len(there.relay.served(QuestionProgress)) == 1
         there.may_end.set()
         await asyncio.sleep(1)
         assert there.runs == 1 and not there.sent
