@@ -8,7 +8,7 @@ from mcp_sessions import Conversations, current_session
 from mcp_sessions.stores.contract import SessionStore
 from tests.support.duplex import duplex_world
 from tests.support.modern import ModernClient, envelope
-from tests.support.raw import Json, call_params
+from tests.support.raw import SESSION, Json, call_params
 from tests.support.replicas import Backplane
 from tests.support.world import Ctx, count
 
@@ -123,3 +123,21 @@ async def test_a_connection_that_started_no_session_sees_what_was_revealed_to_it
             ["tools/list_changed", "resources/list_changed", "prompts/list_changed"],
             ["resources/updated", "prompts/list_changed"],
         ]
+
+
+@pytest.mark.parametrize("kind", ["websocket", "stdio"])
+async def test_a_modern_client_that_names_no_session_has_its_connections(kind: str) -> None:
+    """As with a handshake. Nothing is sent to it that it did not ask for."""
+    async with duplex_world() as w:
+        w.inner.box.tools["count"] = count
+        one, other = await w.connected(kind, modern=True), await w.connected(kind, modern=True)
+        said = [await one.text("count"), await one.text("count"), await other.text("count")]
+        assert said == ["connection 1 1", "connection 2 2", "connection 1 1"]
+        await one.text("tell", method="notifications/x", params={"a": 1})
+        assert one.notifications == []
+        session = (await one.start())["sessionId"]
+        meta: Json = {SESSION: {"sessionId": session}}
+        assert await one.text("count", meta=meta) == "session 1 1"
+        asked = await one.send("tools/call", call_params("count", {}), meta={SESSION: None})
+        assert "error" in await one.answer(asked)
+        assert await one.text("count") == "connection 3 3"

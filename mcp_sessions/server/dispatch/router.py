@@ -151,8 +151,10 @@ class Router:
             return path.keyed
         # Malformed metadata names no session here. The first stage refuses it.
         if isinstance(request.session, NotNamed):
-            if inbound.connection is None or inbound.peer.modern:
+            if inbound.connection is None:
                 return path.alone
+            if inbound.peer.modern:
+                return path.outside
             record = inbound.http.record
             if record is not None and record.client.current is None:
                 return path.outside

@@ -60,15 +60,16 @@ class HandlerSession(Stage):
 
     async def before(self, call: Call) -> Outcome | None:
         inbound, record = call.inbound, call.record
-        connection = None if inbound.peer.modern else inbound.connection
-        pipe = None
+        connection, pipe = inbound.connection, None
+        # A client of the modern era gets no message that it did not ask for.
+        receiver = None if inbound.peer.modern else connection
         if record is not None:
             if call.named:
                 await self._attach(record, inbound)
             kind, notify = self._by_client, partial(self._publish, record.session_id)
         elif call.conversation_record is not None:
             kind, record = self._by_host, call.conversation_record
-            notify = self._way_to(connection)
+            notify = self._way_to(receiver)
         elif connection is None or call.request.session is NotNamed.NULL:
             return None
         else:
@@ -78,7 +79,7 @@ class HandlerSession(Stage):
                 # remembered of it, and no store is asked.
                 pipe = connection
                 kind, record = self._on_pipes.get(connection) or await self._begun(connection)
-            notify = self._way_to(connection)
+            notify = self._way_to(receiver)
         call.handler_record = record
         call.handle = SessionHandle(kind, record, notify, pipe)
         if STATE_KEY in record.state.values and not self.concealing.is_on:

@@ -225,7 +225,7 @@ class ExternalPeer:
             result = await sharing.request(find, call, asked.sender, method, params)
         else:
             sender = asked.sender if asked.asks is not None else None
-            result = await slot.request(call, sender, method, params, check)
+            result = await sharing.sent(slot, call, sender, method, params, check)
         child = slot.living
         if child is None and isinstance(key, Sessionless):
             child = sharing.child(call.principal)
@@ -423,6 +423,9 @@ class ExternalPeer:
         )
         if not is_new or self._wrapped.children.server.per != "session":
             return children.slot(key, make)
+        if own in (None, key) and call.transport == "stdio":
+            # A client of the modern era used it before it started a session.
+            own = call.client
         if own is not None and own != key:
             hand_over(children, own, key)
         slot = children.slot(key, make)
@@ -465,7 +468,12 @@ class ExternalPeer:
             return call.conversation_session
         if self._session_id is not None:
             return self._session_id
-        return self if self._outbound is not None else call.principal
+        if self._outbound is not None:
+            return self
+        if self._asks is not None and call.transport == "stdio" and not self._asks_by_result:
+            # Nobody else is at the other end of a pipe (rule 2 of ``sharing.py``).
+            return call.client
+        return call.principal
 
     def _new_slot(self, key: Hashable, inherited: Wanted | None) -> Slot:
         if self._wrapped.children.server.per == "shared":
@@ -488,11 +496,12 @@ class ExternalPeer:
             return slot
         if isinstance(key, Principal):
             return Slot(services, key, client, Clients())
+        has_session = isinstance(key, (str, ExternalPeer))
         return Slot(
             services,
             key,
             client,
-            ONE_CLIENT,
+            ONE_CLIENT if has_session else Clients(is_one_client=True, is_sessionless=True),
             was_served,
             subscribers=Subscribers((uri, {key}) for uri in wanted.subscriptions),
             level=wanted.log_level,

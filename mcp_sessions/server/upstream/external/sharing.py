@@ -3,7 +3,8 @@
 1. A client that can be asked, or wants log messages, has a child of its own (``cause.py``). It
    keeps that child from request to request. It gets another one for a request next to others: some
    servers run one request after the other. Without room for that, its requests share its child.
-2. One connection is one client. If requests of several clients may come on a connection, an
+2. One connection is one client. The client at standard input and output has one child for all its
+   requests, as with a handshake. If requests of several clients may come on a connection, an
    authenticated principal is one client, and each other request is a client of its own.
 3. All other clients of a principal share one child. They get no messages of the server by itself.
    The child gets the description of the client for which it was started.
@@ -25,7 +26,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -77,11 +78,23 @@ class Sharing:
         params: dict[str, Any] | None,
     ) -> dict[str, Any]:
         slot = self._free(find()) or await self._room(find, call)
+        return await self.sent(slot, call, sender, method, params)
+
+    async def sent(
+        self,
+        slot: Slot,
+        call: UpstreamCall,
+        sender: RequestSender | None,
+        method: str,
+        params: dict[str, Any] | None,
+        check: Callable[[], Awaitable[None]] | None = None,
+    ) -> dict[str, Any]:
+        """Send a request as :meth:`Slot.request` does, and learn how its handler asks."""
         if sender is None or not sender.is_asked:
-            return await slot.request(call, sender, method, params)
+            return await slot.request(call, sender, method, params, check)
         code, kind = None, None
         try:
-            result = await slot.request(call, sender, method, params)
+            result = await slot.request(call, sender, method, params, check)
             kind = result.get("resultType")
             return result
         except ChildRefused as refused:
@@ -89,7 +102,8 @@ class Sharing:
             raise
         finally:
             if code is not None or kind is not None or slot.asking or self._eras.doubtful:
-                is_modern, has_asked = cast("Sessionless", slot.key).is_modern, call in slot.asking
+                is_modern = isinstance(slot.key, Sessionless) and slot.key.is_modern
+                has_asked = call in slot.asking
                 slot.asking.discard(call)
                 self._eras.ended(
                     method, params, is_modern=is_modern, has_asked=has_asked, code=code, kind=kind

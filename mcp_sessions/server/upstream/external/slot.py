@@ -29,7 +29,6 @@ from mcp_sessions.server.upstream.external.child_requests import (
     raised_anew,
 )
 from mcp_sessions.server.upstream.external.server_messages import Notifier, SendNotification
-from mcp_sessions.server.upstream.external.sessionless import Sessionless
 from mcp_sessions.server.upstream.external.subscribers import Subscribers
 from mcp_sessions.server.upstream.external.unsure import Unsure
 from mcp_sessions.server.upstream.port import (
@@ -123,7 +122,7 @@ class Slot:
     """Running calls, and the modern-era client of each."""
 
     asking: set[UpstreamCall] = field(init=False, default_factory=set["UpstreamCall"])
-    """Running calls outside of sessions that certainly asked."""
+    """Running calls of clients of the modern era that certainly asked."""
 
     unsure: Unsure = field(init=False, default_factory=Unsure)
     """Questions about one of several calls of one client."""
@@ -173,7 +172,7 @@ class Slot:
 
     @property
     def is_left(self) -> bool:
-        return isinstance(self.key, Sessionless) and self.key.has_left
+        return getattr(self.key, "has_left", False)
 
     @property
     def is_one_client(self) -> bool:
@@ -428,7 +427,7 @@ class Slot:
     ) -> dict[str, Any]:
         if not self.clients.is_one_client:
             return await self._asked_there(method, params, about)
-        if self.clients.is_sessionless and about in self.calls:
+        if about is not None and self.calls.get(about) is not None:
             self.asking.add(about)
         failed: PeerError | None = None
         while True:

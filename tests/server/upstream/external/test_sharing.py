@@ -29,7 +29,8 @@ from tests.server.upstream.external.test_peer_in_rounds import (
     again,
 )
 from tests.support.children import child, child_world, until
-from tests.support.modern import LOG_LEVEL, ModernClient, Received
+from tests.support.duplex import pipe
+from tests.support.modern import LOG_LEVEL, ModernClient, Received, session_meta
 from tests.support.modern_server import ModernServer, modern_url
 from tests.support.raw import Carrier, Json, Reply, text_of
 from tests.support.replicas import user
@@ -115,6 +116,23 @@ async def test_a_host_without_a_session_pays_for_one_start(tmp_path: Path) -> No
                     (content,) = asked.content
                     assert isinstance(content, types.TextContent) and str(number) in content.text
             assert starts(calls) == 1
+
+
+@pytest.mark.parametrize("capabilities", [ELICITS, {}], ids=["asked", "not asked"])
+async def test_the_client_at_standard_input_has_one_process_for_all_of_its_calls(
+    capabilities: Json,
+) -> None:
+    """As with a handshake; also next to a running call, and apart from clients over HTTP."""
+    async with child_world() as w, pipe(w.layer, modern=True, capabilities=capabilities) as host:
+        pids = [await host.text("pid"), await host.text("pid")]
+        running = await host.send("tools/call", {"name": "hold", "arguments": {}})
+        pids.append(await host.text("pid"))
+        await host.text("have it ask")
+        await host.answer(running)
+        assert len(set(pids)) == 1
+        assert await ModernClient(w.carrier).text("pid") not in pids
+        session = (await host.start())["sessionId"]
+        assert await host.text("pid", meta=session_meta(session)) not in pids, "it has state"
 
 
 async def test_requests_whose_clients_get_nothing_share_one() -> None:
