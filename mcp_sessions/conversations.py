@@ -27,10 +27,15 @@ class Conversations:
     """
 
     meta: Sequence[str] = ()
-    """More members of ``params._meta`` that hold a key: of hosts that are not known."""
+    """More members of ``params._meta`` that hold a key: of hosts that are not known. ``a:b`` is
+    the member ``b`` of the member ``a``."""
 
     headers: Sequence[str] = ()
     """More HTTP headers that do; of a WebSocket, of its handshake."""
+
+    env: Sequence[str] = ()
+    """Variables of this process that hold the key of a client on standard input and output: its
+    host started the process. Looked for last."""
 
     key: FindKey | None = None
     """Asked first: the key of a request, by its ``_meta`` and its headers (names in lower case);
@@ -59,12 +64,12 @@ class Conversations:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for which in ("meta", "headers", "handle"):
+        for which in ("meta", "headers", "env", "handle"):
             if not all(getattr(self, which)):
                 raise ConfigurationError(f"{which}: a name is empty")
         if not self.handle_name:
             raise ConfigurationError("handle_name must be the name of an argument")
-        if self.handle and HANDLE in {rule.name for rule in self.rules}:
+        if self.handle and HANDLE in {*(rule.name for rule in self.rules), *self.env}:
             # Otherwise a host's own name would be taken for a handle.
             raise ConfigurationError(
                 f"{HANDLE!r} names the keys of handle=: use another name, or leave out handle="
@@ -74,7 +79,11 @@ class Conversations:
     def rules(self) -> Sequence[Rule]:
         """Return the rules that find keys, in this order."""
         return (
-            *(Rule("meta", name) for name in self.meta),
+            *(Rule("meta", name, member) for name, _, member in map(_parts, self.meta)),
             *(Rule("header", name.lower()) for name in self.headers),
             *KNOWN_HOSTS,
         )
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    return name.partition(":")

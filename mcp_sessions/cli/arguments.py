@@ -174,6 +174,19 @@ def variable(text: str) -> tuple[str, str]:
     return name, value if sign else os.environ[name]
 
 
+def source(*kinds: str) -> Callable[[str], tuple[str, str]]:
+    """Return a parser of ``KIND:NAME``, the place of a value in a request."""
+    *others, last = (f"{kind}:NAME" for kind in kinds)
+
+    def parsed(text: str) -> tuple[str, str]:
+        kind, _, name = text.partition(":")
+        if kind not in kinds or not name:
+            raise argparse.ArgumentTypeError(f"must be {', '.join(others)} or {last}, not {text!r}")
+        return kind, name
+
+    return parsed
+
+
 def header(text: str) -> tuple[str, str]:
     name, sign, value = text.partition(":")
     if not sign or not name.strip():

@@ -347,7 +347,13 @@ def _policy(options: argparse.Namespace) -> SessionPolicy:
 def _conversations(options: argparse.Namespace) -> Conversations | None:
     if not options.conversations:
         return None
+    found: dict[str, list[str]] = {"meta": [], "header": [], "env": []}
+    for source, name in options.conversation_key or ():
+        found[source].append(name)
     return Conversations(
+        meta=found["meta"],
+        headers=found["header"],
+        env=found["env"],
         per_principal=options.per_principal,
         platform_ids=options.platform_ids,
         handle=options.handle or (),

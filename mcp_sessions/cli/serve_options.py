@@ -120,6 +120,7 @@ def _check(options: argparse.Namespace) -> None:
         "--per-principal": options.per_principal,
         "--platform-ids": options.platform_ids,
         "--handle": options.handle,
+        "--conversation-key": options.conversation_key,
     }
     given = [name for name, value in more.items() if value]
     if given and not options.conversations:
@@ -277,6 +278,12 @@ def _add_sessions(group: types.Options) -> None:
 
 def _add_conversations(group: types.Options) -> None:
     group.add("--conversations", "make a session for each conversation")
+    group.add(
+        "--conversation-key WHERE",
+        "meta:NAME, header:NAME or env:NAME has a name *",
+        types.source("meta", "header", "env"),
+        action="append",
+    )
     group.add("--platform-ids", "take a platform's Mcp-Session-Id as a name")
     group.add("--per-principal", "one session per user who names no conversation")
     group.add("--handle TOOL", "TOOL returns a handle for later calls *", action="append")

@@ -1,14 +1,14 @@
 """Find a request's conversation by the key that its host sends with it.
 
 A key is a name, not a credential. It selects one of its sender's own conversations. Hosts send the
-key in a member of ``_meta`` or in a header, each under its own name. The same text under two names
-is two keys.
+key in a member of ``_meta`` or in a header, each under its own name. A host that starts the server
+may put it into the environment of the process. The same text under two names is two keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 MAX_KEY = 512
 """Characters."""
@@ -18,6 +18,9 @@ class Rule(NamedTuple):
     source: Literal["meta", "header"]
     name: str
     """The member, or the header in lower case."""
+
+    member: str = ""
+    """The member of that member, if that is an object."""
 
 
 class ConversationKey(NamedTuple):
@@ -31,7 +34,10 @@ KNOWN_HOSTS: Sequence[Rule] = (
     Rule("meta", "openai/session"),  # ChatGPT
     Rule("meta", "vscode.conversationId"),  # VS Code
     Rule("meta", "threadId"),  # Codex
-    Rule("meta", "sessionID"),  # OpenCode
+    Rule("meta", "ai.opencode/sessionID"),  # OpenCode
+    Rule("meta", "sessionID"),  # OpenCode, first versions of 2
+    Rule("meta", "antigravity.google/conversation_id"),  # Antigravity
+    Rule("meta", "com.zcode/request-context", "session_id"),  # ZCode
     Rule("meta", "agent-session-id"),  # goose, and who follows it
     Rule("header", "agent-session-id"),
     Rule("meta", "contextId"),  # agents over A2A
@@ -40,7 +46,7 @@ KNOWN_HOSTS: Sequence[Rule] = (
     Rule("header", "x-databricks-conversation-id"),
     Rule("header", "x-conversation-id"),
 )
-"""The first that is there counts."""
+"""The first that is there counts. ``docs/hosts.md`` has the source of each."""
 
 PLATFORM = Rule("header", "mcp-session-id")
 """An id that a platform in front of the server invents, and sends with every request."""
@@ -58,10 +64,16 @@ def conversation_key(
     Raises:
         ValueError: The value is no key. The text is the rule's name.
     """
-    for source, name in rules:
+    for source, name, member in rules:
         said: Mapping[str, Any] = meta if source == "meta" else headers
         if name in said:
-            return checked_key(name, said[name])
+            value = said[name]
+            if member and isinstance(value, dict):
+                inner = cast("dict[str, Any]", value)
+                if member not in inner:
+                    continue
+                value = inner[member]
+            return checked_key(name, value)
     return None
 
 

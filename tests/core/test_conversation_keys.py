@@ -27,6 +27,18 @@ def test_a_known_host_is_found_where_it_says_it(rule: Rule) -> None:
     assert conversation_key(KNOWN_HOSTS, *at) == ConversationKey(rule.name, "one")
 
 
+def test_a_key_may_be_a_member_of_a_member() -> None:
+    context = "com.zcode/request-context"
+    said = {context: {"session_id": "one", "turn_id": "2"}}
+    assert conversation_key(KNOWN_HOSTS, said, {}) == (context, "one")
+    without = {context: {"turn_id": "2"}}
+    assert conversation_key(KNOWN_HOSTS, without, {}) is None
+    assert conversation_key(KNOWN_HOSTS, without, {"x-conversation-id": "two"}) == (
+        "x-conversation-id",
+        "two",
+    )
+
+
 def test_the_same_text_under_two_names_is_two_keys() -> None:
     one = conversation_key(KNOWN_HOSTS, {"threadId": "x"}, {})
     other = conversation_key(KNOWN_HOSTS, {"sessionID": "x"}, {})

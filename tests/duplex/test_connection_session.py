@@ -141,3 +141,25 @@ async def test_a_modern_client_that_names_no_session_has_its_connections(kind: s
         asked = await one.send("tools/call", call_params("count", {}), meta={SESSION: None})
         assert "error" in await one.answer(asked)
         assert await one.text("count") == "connection 3 3"
+
+
+@pytest.mark.parametrize("modern", [False, True])
+async def test_the_environment_names_the_conversation_of_the_client_at_standard_input_alone(
+    modern: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host that started the process wrote it there. A name in a message says more."""
+    monkeypatch.setenv("HOSTS_SESSION_ID", "one")
+    settings = Conversations(env=("NOT_SET", "HOSTS_SESSION_ID"))
+    async with duplex_world(conversations=settings) as w:
+        w.inner.box.tools["count"] = count
+        said: list[str] = []
+        for kind in ("stdio", "websocket", "stdio"):
+            peer = await w.connected(kind, modern=modern)
+            said.append(await peer.text("count"))
+        said.append(await peer.text("count", meta={"threadId": "two"}))
+        assert said == [
+            "conversation 1 1",
+            "connection 1 1",
+            "conversation 2 2",
+            "conversation 1 1",
+        ]

@@ -7,6 +7,7 @@ on every replica without anything that says where. No message names it by that.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +68,8 @@ class ConversationSessions:
         self._store, self._clock = environment.store, environment.clock
         self._held, self._visibility, self.argument = held, visibility, argument
         self._rules = self._settings.rules
+        self._of_pipe = _named_in(os.environ, settings.env)
+        """Key of the client on standard input and output."""
 
     def argument_for(self, inbound: Inbound) -> HandleArgument | None:
         argument = self.argument
@@ -168,8 +171,10 @@ class ConversationSessions:
         try:
             key = self._own_key(meta, headers) or conversation_key(rules, meta, headers)
         except ValueError as malformed:
-            logger.info("the value of %s is not a conversation key: it is ignored", malformed)
+            _ignored(malformed)
             return None
+        if key is None and inbound.transport == "stdio":
+            key = self._of_pipe
         if key is None and settings.per_principal and inbound.principal != ANONYMOUS:
             return ConversationKey("", "")
         return key
@@ -211,3 +216,17 @@ class ConversationSessions:
             # A pipe: nobody else is at its other end.
             return True
         return is_near(scope)
+
+
+def _named_in(environment: Mapping[str, str], variables: Collection[str]) -> ConversationKey | None:
+    for name in variables:
+        if environment.get(name):
+            try:
+                return checked_key(name, environment[name])
+            except ValueError as malformed:
+                _ignored(malformed)
+    return None
+
+
+def _ignored(source: ValueError) -> None:
+    logger.info("the value of %s is not a conversation key: it is ignored", source)

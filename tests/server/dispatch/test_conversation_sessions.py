@@ -144,6 +144,15 @@ async def test_a_host_of_ones_own_is_named() -> None:
         assert await text(w.carrier, "modern", Rule("meta", "fails"), "one") == "none"
 
 
+async def test_a_member_of_a_member_is_named_with_a_colon() -> None:
+    async with world(conversations=Conversations(meta=("my/context:chat",))) as w:
+        tools(w)
+        rule = Rule("meta", "my/context")
+        said = [await text(w.carrier, "modern", rule, {"chat": chat}) for chat in "aab"]
+        assert said == [f"conversation {each}" for each in ("1 1", "2 2", "1 1")]
+        assert await text(w.carrier, "modern", rule, {"turn": "a"}) == "none"
+
+
 async def test_who_names_none_may_have_one_for_everything() -> None:
     """Where he is known, and what he sends is not malformed."""
     none = Rule("meta", "nothing")
