@@ -25,8 +25,6 @@ from mcp_sessions.server.upstream.asks import INPUT_REQUIRED
 _MOST: Final = 1_000
 """Handlers of each table, at most. Each takes the same few bytes."""
 
-_CONTINUING: Final = frozenset({"inputResponses", "requestState"})
-
 
 class HandlerEras:
     def __init__(self) -> None:
@@ -40,7 +38,7 @@ class HandlerEras:
         """Whether a request goes in the modern era."""
         if params is None or method not in NAMED:
             return False
-        if not _CONTINUING.isdisjoint(params):
+        if "inputResponses" in params or "requestState" in params:
             return True
         if not (self._ask or self.doubtful):
             return False

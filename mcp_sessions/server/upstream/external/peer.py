@@ -104,6 +104,9 @@ class ExternalPeer:
     _asks_by_result: bool = field(init=False, default=False)
     """Whether the request of a modern-era client goes in the modern era."""
 
+    _pipe: Hashable = field(init=False, default=None)
+    """The connection of a modern-era client at standard input and output. None: it has none."""
+
     _sessionless: Sessionless | None = field(init=False, default=None)
     """Key of its child outside of sessions. None: it did not ask there yet."""
 
@@ -154,6 +157,7 @@ class ExternalPeer:
     ) -> ServedResult:
         asked = RemoteRequest(self._client, method, params, level, self._asks)
         self._hears = self._asks is not None and level in LEVELS
+        self._pipe = call.client if self._asks is not None and call.transport == "stdio" else None
         if self._asks:
             self._asks_by_result = self._wrapped.sharing.asks_by_result(method, params)
         other_replicas = self._wrapped.other_replicas
@@ -325,6 +329,7 @@ class ExternalPeer:
         most = self._wrapped.max_subscriptions
         if len(listen.uris) > most:
             raise LimitReached("max_subscriptions", most)
+        self._pipe = call.client if call.transport == "stdio" else None
         slot = self.slot(call)
         slot.add_listen(listen, listen.uris)
         try:
@@ -423,9 +428,9 @@ class ExternalPeer:
         )
         if not is_new or self._wrapped.children.server.per != "session":
             return children.slot(key, make)
-        if own in (None, key) and call.transport == "stdio":
+        if own in (None, key):
             # A client of the modern era used it before it started a session.
-            own = call.client
+            own = self._pipe
         if own is not None and own != key:
             hand_over(children, own, key)
         slot = children.slot(key, make)
@@ -470,10 +475,9 @@ class ExternalPeer:
             return self._session_id
         if self._outbound is not None:
             return self
-        if self._asks is not None and call.transport == "stdio" and not self._asks_by_result:
-            # Nobody else is at the other end of a pipe (rule 2 of ``sharing.py``).
-            return call.client
-        return call.principal
+        # Nobody else is at the other end of a pipe (rule 2 of ``sharing.py``).
+        has_own = self._pipe is not None and not self._asks_by_result
+        return self._pipe if has_own else call.principal
 
     def _new_slot(self, key: Hashable, inherited: Wanted | None) -> Slot:
         if self._wrapped.children.server.per == "shared":

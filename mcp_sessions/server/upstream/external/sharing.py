@@ -95,7 +95,8 @@ class Sharing:
         code, kind = None, None
         try:
             result = await slot.request(call, sender, method, params, check)
-            kind = result.get("resultType")
+            if "resultType" in result:
+                kind = result["resultType"]
             return result
         except ChildRefused as refused:
             code = refused.error.get("code")
