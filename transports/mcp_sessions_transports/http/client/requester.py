@@ -163,18 +163,19 @@ class Requester:
 async def send_within_origin(
     client: httpx2.AsyncClient, request: httpx2.Request, **auth: Any
 ) -> httpx2.Response:
-    """Send a request, following redirects only while they stay with its server.
+    """Send a request, following redirects only while they stay with its server. No URL is asked
+    twice: an answer that leads back to it did not come from before a handler.
 
     Args:
         auth: As for ``httpx2.AsyncClient.send``.
     """
-    followed = 0
+    asked = set[httpx2.URL]()
     while True:
+        asked.add(request.url)
         response = await client.send(request, stream=True, follow_redirects=False, **auth)
         onward = onward_request(response)
-        if onward is None or followed >= client.max_redirects:
+        if onward is None or onward.url in asked or len(asked) > client.max_redirects:
             return response
         # Unread: nothing in it is for us, and nobody says how long it is.
         await response.aclose()
         request = onward
-        followed += 1

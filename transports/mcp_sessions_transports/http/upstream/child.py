@@ -51,6 +51,7 @@ from mcp_sessions_transports.http.upstream.wire import (
     FAILURES,
     UNSENT,
     Doubtful,
+    Missing,
     Undispatched,
     Wire,
     events_of,
@@ -159,7 +160,7 @@ class HttpWire:
         try:
             async with self._request("POST", message) as response:
                 await self._check(response)
-        except Forgotten:
+        except Missing:
             self._child.forget()
 
     async def around(
@@ -207,9 +208,6 @@ class HttpWire:
         failed: UpstreamError
         try:
             failed = await self._sent(message, waiting)
-        except Forgotten as forgotten:
-            child.forget()
-            failed = forgotten
         except Doubtful as doubt:
             failed = await self._looked(message, doubt)
         except UpstreamError as error:
@@ -272,12 +270,12 @@ class HttpWire:
             async with asyncio.timeout(CONNECTING):
                 async with self._request("POST", encode(asked), headers=headers) as response:
                     await self._check(response)
-        except Forgotten:
-            child.forget()
         except Doubtful as again:
             child.forget()
-            if again.is_of_version and doubt.is_of_version:
-                # The server speaks another era. It takes nothing of this one.
+            is_gone = isinstance(again, Missing) and isinstance(doubt, Missing)
+            if is_gone or (again.is_of_version and doubt.is_of_version):
+                # There is no such session. Or the server speaks another era, and takes nothing of
+                # this one.
                 return Forgotten()
         except (*FAILURES, TimeoutError, UpstreamError) as failed:
             logger.debug("whether a session is known was not learned: %s", said(failed))

@@ -7,7 +7,8 @@ This table is about requests of clients. No text of an answer counts. The table 
 what happens                                        what it proves
 ==================================================  ===============================================
 the connection never opened                         it did not run
-404, and the request had the ``Mcp-Session-Id``     it did not run, and the session is gone
+404 for the ``Mcp-Session-Id``, also for a request  it did not run, and the session is gone
+without an effect
 400 with code -32022, also for a request without    it did not run: another server is there
 an effect
 400 with code -32020, and other headers are needed  it did not run
@@ -17,8 +18,8 @@ any other 3xx or 4xx with a JSON-RPC error          nothing: the error is the se
 any other 3xx, 4xx or 5xx; a connection that broke  nothing: the outcome is unknown
 ==================================================  ===============================================
 
-A 400 that answers no request may mean that the server does not know the session. A request without
-an effect finds out (``child.py``). Then the next request begins another session.
+A 404, or a 400 that answers no request, may mean that the server does not know the session. A
+request without an effect finds out (``child.py``). Then another session begins.
 """
 
 from __future__ import annotations
@@ -97,6 +98,10 @@ class Doubtful(UpstreamError):
     @property
     def is_of_version(self) -> bool:
         return self.error["code"] == UNSUPPORTED_VERSION
+
+
+class Missing(Doubtful):
+    """There may be no such session. Or a handler ran, and answered so."""
 
 
 class Wire:
@@ -245,9 +250,10 @@ class Wire:
         if status >= 500:
             text = f"the server answered with HTTP status {status}"
             raise httpx2.RemoteProtocolError(text, request=request)
-        if status == 404 and SESSION_HEADER in request.headers:
-            raise Forgotten
         may_run = has_begun and request.method == "POST"
+        is_missing = status == 404 and SESSION_HEADER in request.headers
+        if is_missing and not may_run:
+            raise Forgotten
         if 300 <= status < 400:
             raise refused(
                 "it redirects to another address, which is not followed", may_have_run=may_run
@@ -273,6 +279,8 @@ class Wire:
         # Ours are numbers: what answers one is about that request alone.
         is_of_request = answer is not None and isinstance(answer.id, int)
         is_in_doubt = not is_of_request or code == UNSUPPORTED_VERSION
+        if is_missing:
+            raise Missing(refusal)
         raise Doubtful(refusal) if status == 400 and may_run and is_in_doubt else refusal
 
 
