@@ -50,6 +50,7 @@ from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, Learne
 from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
+from mcp_sessions.server.dispatch.stages.task_tools import TaskTools
 from mcp_sessions.server.dispatch.stages.tasks import TaskCalls, TaskMethods
 from mcp_sessions.server.reporting.audit import Audit
 from mcp_sessions.server.requests.joining import Joining
@@ -281,6 +282,9 @@ class Assembly:
                 else None,
                 handles=handles,
                 tasks=(TaskCalls(tasks), TaskMethods(tasks)) if tasks is not None else None,
+                task_tools=TaskTools(tasks, sealed.stamp)
+                if tasks is not None and tasks.policy.tools
+                else None,
             ),
         )
 

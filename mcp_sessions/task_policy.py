@@ -13,7 +13,7 @@ class TaskPolicy:
     """Which calls of tools become tasks, and how long a task is kept. Durations are in seconds.
 
     A call can become a task only if its client declares the extension
-    ``io.modelcontextprotocol/tasks`` with it.
+    ``io.modelcontextprotocol/tasks`` with it, but see :attr:`tools`.
 
     Raises:
         ConfigurationError: A number is negative or not finite, or is zero and is not ``after``; or
@@ -30,7 +30,11 @@ class TaskPolicy:
     """Tools whose calls become no tasks."""
 
     required: Collection[str] = ()
-    """Tools that run as tasks only. A client without the extension gets the error -32021."""
+    """Tools that run as tasks only. A client without tasks gets the error -32021."""
+
+    tools: bool = False
+    """Whether clients without the extension have tasks, too: a text names the task, and the tools
+    ``task_status`` and ``task_cancel`` ask for it."""
 
     ttl: float = 3_600
     """A task is kept for this long after it ended."""
@@ -51,7 +55,7 @@ class TaskPolicy:
         check_fields(self)
         for limit in fields(self):
             value = getattr(self, limit.name)
-            if not isinstance(value, (int, float)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
                 continue
             if not math.isfinite(value) or value < 0 or (value == 0 and limit.name != "after"):
                 raise ConfigurationError(f"{limit.name} must be a positive number, not {value!r}")

@@ -56,6 +56,7 @@ _OF_TASKS: Final = {
     "always": "always",
     "never": "never",
     "required": "required",
+    "tools": "tools",
     "ttl": "ttl",
     "pollInterval": "poll_interval",
     "maxTime": "max_time",
@@ -261,6 +262,11 @@ def _tasks(given: Any, usual: TaskPolicy | None) -> TaskPolicy | None:
         if name not in _OF_TASKS:
             raise ConfigurationError(f"tasks has no {name}")
         usual_value = getattr(policy, _OF_TASKS[name])
+        if isinstance(usual_value, bool):
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"tasks.{name} must be true or false")
+            changes[_OF_TASKS[name]] = value
+            continue
         if isinstance(usual_value, (int, float)):
             number = (int,) if isinstance(usual_value, int) else (int, float)
             if isinstance(value, bool) or not isinstance(value, number):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 from mcp_sessions.cli.arguments import once
@@ -20,7 +21,8 @@ def given_options(options: argparse.Namespace) -> dict[str, Any]:
 def task_policy(options: argparse.Namespace) -> TaskPolicy | None:
     if not options.tasks:
         return None
-    return TaskPolicy() if options.task_after is None else TaskPolicy(after=options.task_after)
+    policy = TaskPolicy(tools=options.task_tools)
+    return policy if options.task_after is None else replace(policy, after=options.task_after)
 
 
 def _tries(options: argparse.Namespace) -> bool:

@@ -116,6 +116,8 @@ def _check(options: argparse.Namespace) -> None:
     access.check_options(options)
     if options.task_after is not None and not options.tasks:
         raise ConfigurationError("--task-after needs --tasks: add it, or leave out --task-after")
+    if options.task_tools and not options.tasks:
+        raise ConfigurationError("--task-tools needs --tasks: add it, or leave out --task-tools")
     more = {
         "--per-principal": options.per_principal,
         "--platform-ids": options.platform_ids,
@@ -298,6 +300,7 @@ def _add_limits(group: types.Options) -> None:
     group.add(
         "--task-after S", f"time until a call is a task ({TaskPolicy().after:g})", types.duration
     )
+    group.add("--task-tools", "tasks for clients without them: task_status, task_cancel")
 
 
 def _add_start_and_stop(group: types.Options) -> None:

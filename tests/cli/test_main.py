@@ -81,6 +81,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["serve", "a:b", "--handle", "add"],
         "--handle needs --conversations",
     ),
+    "tools of tasks, of no tasks": (
+        ["serve", "a:b", "--task-tools"],
+        "--task-tools needs --tasks",
+    ),
     "a time of tasks, of no tasks": (
         ["serve", "a:b", "--task-after", "5"],
         "--task-after needs --tasks",

@@ -63,7 +63,7 @@ def settings_of(option: str, text: str, *arguments: str) -> Any:
     if option in ("--config", "--reload-config"):
         group = []
     more = ["--conversations"] if option in NEEDS else []
-    if option == "--task-after":
+    if option in ("--task-after", "--task-tools"):
         more = ["--tasks"]
     if option == "--reload-config":
         more = ["--config", "mcp.json"]

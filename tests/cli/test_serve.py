@@ -213,7 +213,9 @@ def test_a_client_can_read_its_state_if_that_is_wanted(here: Path, readable: boo
     assert any(b"blue" in part for part in parts) is readable
 
 
-@pytest.mark.parametrize("given", [(), ("--tasks",), ("--tasks", "--task-after", "0")])
+@pytest.mark.parametrize(
+    "given", [(), ("--tasks",), ("--tasks", "--task-after", "0"), ("--tasks", "--task-tools")]
+)
 @pytest.mark.parametrize("of", ["server", "command", "config"])
 def test_long_calls_become_tasks_if_that_is_wanted(
     here: Path, given: tuple[str, ...], of: str
@@ -236,7 +238,8 @@ def test_long_calls_become_tasks_if_that_is_wanted(
         assert tasks is None
     else:
         assert tasks is not None
-        assert tasks.policy == (TaskPolicy(after=0) if "--task-after" in given else TaskPolicy())
+        after = 0 if "--task-after" in given else TaskPolicy().after
+        assert tasks.policy == TaskPolicy(after=after, tools="--task-tools" in given)
 
 
 def test_a_layer_has_its_own_tasks(refused: Callable[..., str]) -> None:

@@ -178,19 +178,19 @@ def test_what_hosts_write_is_read(
 
 
 def test_each_server_says_which_of_its_calls_are_tasks(tmp_path: Path) -> None:
-    policy = {"always": ["build"], "maxTime": 60, "after": 0}
+    policy = {"always": ["build"], "maxTime": 60, "after": 0, "tools": True}
     said = {"own": policy, "yes": True, "no": False, "usual": None}
     entries = {name: {**ENTRY, "tasks": tasks} for name, tasks in said.items()}
     usual = TaskPolicy(after=7)
     servers = servers_of(written(tmp_path, entries), {}, {}, usual)
     assert {name: server.tasks for name, server in servers.items()} == {
-        "own": TaskPolicy(after=0, always=("build",), max_time=60),
+        "own": TaskPolicy(after=0, always=("build",), max_time=60, tools=True),
         "yes": usual,
         "no": None,
         "usual": usual,
     }
     assert [server.tasks for server in servers_of(written(tmp_path, entries), {}).values()] == [
-        TaskPolicy(after=0, always=("build",), max_time=60),
+        TaskPolicy(after=0, always=("build",), max_time=60, tools=True),
         TaskPolicy(),
         None,
         None,

@@ -167,6 +167,9 @@ class Call:
     task_ids: Sequence[SessionId] | None = field(init=False, default=None)
     """The tasks that are reported on it. None: it is no listen to tasks."""
 
+    is_told_of_task: bool = field(init=False, default=False)
+    """Its client knows no tasks: it gets a text about the task."""
+
     as_task: Any = field(init=False, default=None)
     """The ``RunningTask`` that it is from its beginning."""
 

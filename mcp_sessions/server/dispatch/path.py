@@ -20,6 +20,7 @@ from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, Learne
 from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency, KeyLock, KnownKey
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
+from mcp_sessions.server.dispatch.stages.task_tools import TaskTools
 from mcp_sessions.server.dispatch.stages.tasks import TaskCalls, TaskMethods
 from mcp_sessions.server.requests.joining import BeginAnew
 from mcp_sessions.server.requests.runner import RequestRunner
@@ -33,6 +34,7 @@ class Features:
     conversation: ConversationStage | None
     handles: tuple[LearnedTools, HandleTools] | None
     tasks: tuple[TaskCalls, TaskMethods] | None = None
+    task_tools: TaskTools | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
@@ -134,6 +136,9 @@ class Path:
             # A hidden tool takes no handle. On the way up, a list is extended before names are
             # taken from it.
             yield features.handles[1]
+        if features.task_tools is not None:
+            # What lists of tools have is the layer's own part last.
+            yield features.task_tools
         if features.tasks is not None:
             # What is refused, or answered again, starts no task.
             yield features.tasks[0]

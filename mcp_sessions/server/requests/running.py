@@ -339,7 +339,7 @@ class RunningRequest:
 
     async def _become_task(self, tasks: Tasks) -> None:
         inbound = self._call.inbound
-        if self.done:
+        if not self._can_become_task:
             return
         try:
             task = await tasks.create(inbound.principal, inbound.peer, inbound.scope, self.record)
@@ -352,14 +352,22 @@ class RunningRequest:
         else:
             await self._becomes(task, tasks)
 
+    @property
+    def _can_become_task(self) -> bool:
+        # With its answer, a client without tasks could not answer an open question any more.
+        return not self.done and self._questions is None
+
     async def _becomes(self, task: RunningTask, tasks: Tasks) -> None:
         """Answer its client with a task, and run on."""
-        if self.done:
+        if not self._can_become_task:
             tasks.discard(task)
             return
         self._task = task
         task.runs(self)
-        await self._finish(self._after(Outcome(task.created, None)), continues=True)
+        created = task.created
+        if self._call.is_told_of_task:
+            created = self._call.inbound.of_its_era(task.told)
+        await self._finish(self._after(Outcome(created, None)), continues=True)
 
     async def _task_of_server(
         self, peer: UpstreamPeer, created: dict[str, Any], tasks: Tasks
@@ -399,8 +407,6 @@ class RunningRequest:
         return outcome
 
     async def _ask_in_rounds(self, asked: PeerRequest, inbound: Inbound) -> dict[str, Any]:
-        if self._task is not None:
-            return await self._task.ask(asked)
         if self._held is None:
             rounds = self._shared.questions.rounds
             asks = asks_of(inbound.peer.capabilities)
@@ -482,9 +488,9 @@ class RunningRequest:
     @property
     def can_send_request(self) -> bool:
         inbound = self.waiters[-1].inbound
+        if self._task is not None:
+            return self._task.may_ask
         if inbound.peer.modern:
-            if self._task is not None:
-                return self._task.may_ask
             if self._held is not None:
                 return self._held.call.can_send_request
             can_wait = self._shared.questions.rounds is not None and not self.done
@@ -567,6 +573,8 @@ class RunningRequest:
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         inbound = self.waiters[-1].inbound
+        if self._task is not None:
+            return await self._task.ask(asked)
         if inbound.peer.modern:
             return await self._ask_in_rounds(asked, inbound)
         check_may_ask(inbound.asked, asked.method)

@@ -15,6 +15,7 @@ from mcp_sessions import method_names
 from mcp_sessions.background import Background
 from mcp_sessions.core.messages import error_body, wire_error
 from mcp_sessions.core.task import Json, TaskRecord, TaskStatus
+from mcp_sessions.core.task_tools import told
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
     REQUEST_CANCELLED,
@@ -88,6 +89,11 @@ class RunningTask:
     def created(self) -> Json:
         """``CreateTaskResult``."""
         return {"resultType": TASK, **self.record.shown(self.id, time_of)}
+
+    @property
+    def told(self) -> Json:
+        """The same for a client that knows no tasks."""
+        return told(self.id)
 
     def runs(self, work: Work) -> None:
         self._work = work

@@ -22,6 +22,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping
+from functools import partial
 from typing import Any, Final, cast
 
 from mcp_sessions import method_names
@@ -30,7 +31,7 @@ from mcp_sessions.core.life import has_come
 from mcp_sessions.core.messages import wire_error
 from mcp_sessions.core.resume import is_session_id
 from mcp_sessions.core.states import Mode
-from mcp_sessions.core.task import Json, TaskRecord, TaskStatus
+from mcp_sessions.core.task import Json, TaskRecord, TaskStatus, declares_tasks
 from mcp_sessions.errors import (
     InvalidParams,
     LimitReached,
@@ -64,6 +65,9 @@ _EVERY: Final = 30.0
 
 _ENDING: Final = 1.0
 """Seconds that a poll waits until the end of a task is stored."""
+
+_PATIENCE: Final = 10.0
+"""Seconds that a client without tasks waits for the end of one, at the most."""
 
 _CLOSING: Final = 5.0
 """Seconds that the last writes have when the process stops."""
@@ -112,7 +116,10 @@ class Tasks:
         if session is not None and not session.principal.scopes >= principal.scopes:
             session = None
         record = self._new(principal, session.session_id if session is not None else None)
-        task = RunningTask(self, task_id, record, asks_of(peer.capabilities), share)
+        # A client without tasks has no way to answer a question of one.
+        knows = peer.modern and declares_tasks(peer.capabilities)
+        asks = asks_of(peer.capabilities if knows else {})
+        task = RunningTask(self, task_id, record, asks, share)
         self._shares[share] += 1
         self._here[task_id] = task
         try:
@@ -192,6 +199,19 @@ class Tasks:
         """
         known, record, _ = await self._found(task_id, principal)
         return {"resultType": "complete", **record.shown_whole(known, time_of)}
+
+    async def outcome(self, task_id: object, principal: Principal) -> TaskRecord:
+        """Wait a while for the end of a task. Return it as it is then.
+
+        It raises as :meth:`get` does.
+        """
+        known, _, _ = await self._found(task_id, principal)
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self._listeners.serve([known], partial(self._shown, principal), _ignore)
+        except TimeoutError:
+            pass
+        return (await self._found(task_id, principal))[1]
 
     async def update(
         self, task_id: object, answers: Mapping[str, Any], principal: Principal
@@ -328,16 +348,15 @@ class Tasks:
         self, task_ids: list[SessionId], principal: Principal, say: Say
     ) -> asyncio.Task[None]:
         """Report tasks on a listen of the principal, until the listen ends."""
-
-        async def show(task_id: SessionId) -> tuple[Json, bool] | None:
-            try:
-                _, record, _ = await self._found(task_id, principal)
-            except InvalidParams:
-                return None
-            return record.shown_whole(task_id, time_of), record.has_ended
-
-        serving = self._listeners.serve(task_ids, show, say)
+        serving = self._listeners.serve(task_ids, partial(self._shown, principal), say)
         return self.background.run("a listen to tasks", serving)
+
+    async def _shown(self, principal: Principal, task_id: SessionId) -> tuple[Json, bool] | None:
+        try:
+            _, record, _ = await self._found(task_id, principal)
+        except InvalidParams:
+            return None
+        return record.shown_whole(task_id, time_of), record.has_ended
 
     # --- time --------------------------------------------------------------------------------
 
@@ -408,6 +427,10 @@ def _of_server(task_id: object) -> SessionId:
     """Return the name under which a task of the server's own is noted: its id is any text."""
     name = hashlib.sha256(f"task of the server: {task_id}".encode("utf-8", "surrogatepass"))
     return SessionId(name.hexdigest())
+
+
+async def _ignore(shown: Json) -> None:
+    """Its end alone is waited for."""
 
 
 def _mark_unwanted(record: TaskRecord) -> bool:

@@ -527,7 +527,7 @@ async def test_a_poll_costs_the_same_however_many_tasks_are_open() -> None:
         await got(client, task)
         alone = await function_calls(got(client, task))
         for _ in range(9_999):
-            await tasks.create(ANONYMOUS, SimpleNamespace(capabilities={}), None)
+            await tasks.create(ANONYMOUS, SimpleNamespace(capabilities={}, modern=True), None)
         assert len(tasks._here) == 10_000
         among_many = await function_calls(got(client, task))
         call = await function_calls(client.call("echo", {"text": "hi"}).result())

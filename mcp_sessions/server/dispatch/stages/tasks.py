@@ -38,7 +38,8 @@ class TaskCalls(Stage):
         tool = name_in(request.method, request.params)
         if tool is None:
             return None
-        if not (inbound.peer.modern and declares_tasks(inbound.peer.capabilities)):
+        call.is_told_of_task = not knows_tasks(inbound)
+        if call.is_told_of_task and not policy.tools:
             if tool in policy.required:
                 raise _refused()
             return None
@@ -88,6 +89,10 @@ class TaskMethods(Stage):
         if request.headers.get(_NAME_HEADER) != header_value(task_id):
             text = "Mcp-Name does not match the taskId of the params"
             raise UpstreamError(error_body(HEADER_MISMATCH, text))
+
+
+def knows_tasks(inbound: Inbound) -> bool:
+    return inbound.peer.modern and declares_tasks(inbound.peer.capabilities)
 
 
 async def listened(
