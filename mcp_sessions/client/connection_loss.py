@@ -236,7 +236,7 @@ class Recovery:
                         )
                 elif sessions.is_manager:
                     # The application goes on in its own sessions.
-                    self._peer.leave_session()
+                    self._peer.sessions.leave()
                 else:
                     await self._taken_over(link)
             case Detached.DRAINING.value:
@@ -407,7 +407,7 @@ class Recovery:
         if peer.is_modern and not peer.has_said:
             await self._control.discover(link)
         if not peer.abilities.has_sessions:
-            peer.leave_session()
+            peer.sessions.leave()
             return None
         if peer.sessions.is_manager and not was_saved:
             # It has sessions of its own, or means to.

@@ -446,10 +446,10 @@ class SessionControl:
             logger.info("session %s is gone", digest(session.session_id))
         if self._peer.sessions.is_manager:
             # The application went on to its own sessions: it needs no other.
-            self._peer.leave_session()
+            self._peer.sessions.leave()
             return ResumeOutcome(True, connected_to=link.name)
         self._begin_another_life()
-        self._peer.leave_session()
+        self._peer.sessions.leave()
         await self.start(link)
         session = self._peer.session
         if session is not None:
@@ -481,7 +481,7 @@ class SessionControl:
         if started is None:
             logger.info("%s advertises sessions, but refused to start one", link.name)
             return
-        peer.began(started)
+        peer.sessions.begin(started)
         link.configure(peer.settings())
         logger.info("session %s started at %s", digest(started.session_id), link.name)
 

@@ -151,14 +151,14 @@ class Sender:
             pending.is_named_here = True
         if session_id is not None and pending.method not in _WITHOUT_KEY:
             meta = meta_of(cast("Json | None", message.get("params")))
-            key, is_followed = meta.get(REQUEST_KEY_META), peer.sessions.hosted(session_id)
+            key, held = meta.get(REQUEST_KEY_META), peer.sessions.find(session_id)
             if isinstance(key, str):
                 pending.key = key
             elif (
                 REQUEST_KEY_META not in meta
                 and pending.may_be_keyed
                 and peer.has_keys
-                and is_followed is not None
+                and held is not None
             ):
                 pending.key = added[REQUEST_KEY_META] = pending.key or self._runtime.mint_key()
             pending.key_lifetime = min(pending.key_lifetime, peer.abilities.key_lifetime)
@@ -218,7 +218,7 @@ class Sender:
             # A request that takes a session may be repeated. Any other request needs a key.
             if pending.method in (method_names.LISTEN, method_names.RESUME_SESSION):
                 return True
-            if self._peer.sessions.hosted(pending.session_id) is None:
+            if self._peer.sessions.find(pending.session_id) is None:
                 return pending.first_sent is None
             is_same = True
         return may_send_again(

@@ -85,6 +85,9 @@ REFUSALS = {
 
 @dataclass(slots=True, eq=False, repr=False)
 class Session(SessionView):
+    is_own: bool = False
+    """The client's own: the first of the table."""
+
     follower: Follower = field(default_factory=Follower)
     open_calls: OpenCalls = field(default_factory=OpenCalls)
     """Its calls whose results ask the user; of the client's own session only."""
@@ -199,9 +202,7 @@ class Sessions:
     """The table of one client."""
 
     def __init__(self) -> None:
-        self.own: Session | None = None
-        """The client's own session, the first of the table; None: it has none."""
-
+        self._table: dict[str, Session] = {}
         self.is_used = False
         """The application called a session method, or named a session."""
 
@@ -212,7 +213,6 @@ class Sessions:
         """Handshake era: the current session of the application's connection."""
 
         self.standing = Standing.HERE
-        self._hosted: dict[str, Session] = {}
         self._ended = Recent[str, None](_ENDED_KEPT)
         self._taking: dict[PendingRequest, str | None] = {}
 
@@ -225,22 +225,39 @@ class Sessions:
     def has_attached(self) -> bool:
         return any(self.attached())
 
+    @property
+    def own(self) -> Session | None:
+        """The client's own session. None: it has none."""
+        first = next(iter(self._table.values()), None)
+        return first if first is not None and first.is_own else None
+
+    def begin(self, session: Session) -> None:
+        """Put the client's own session first."""
+        self.leave()
+        session.is_own = True
+        self._table.pop(session.session_id, None)
+        self._table = {session.session_id: session, **self._table}
+
+    def leave(self) -> None:
+        """Forget the client's own session, with its position (CLI5)."""
+        own = self.own
+        if own is not None:
+            del self._table[own.session_id]
+
     def attached(self) -> Iterator[Session]:
         """Iterate the application's sessions to resume after a loss: the current one last, so that
         it stays current.
         """
-        here = [each for each in self._hosted.values() if each.is_attached]
+        here = [each for each in self._table.values() if each.is_attached and not each.is_own]
         yield from sorted(here, key=lambda each: each.session_id == self.current)
 
     def find(self, session_id: object) -> Session | None:
-        own = self.own
-        if own is not None and own.session_id == session_id:
-            return own
-        return self.hosted(session_id)
+        return self._table.get(session_id) if isinstance(session_id, str) else None
 
     def hosted(self, session_id: object) -> Session | None:
         """Find one of the application's sessions."""
-        return self._hosted.get(session_id) if isinstance(session_id, str) else None
+        held = self.find(session_id)
+        return held if held is not None and not held.is_own else None
 
     def has_ended(self, session_id: str) -> bool:
         return session_id in self._ended
@@ -292,7 +309,7 @@ class Sessions:
         Only for transports on which the two travel apart (RES7).
         """
         while True:
-            is_new = session_id not in self._hosted
+            is_new = session_id not in self._table
             due = [
                 pending
                 for pending, named in self._taking.items()
@@ -352,7 +369,7 @@ class Sessions:
             self.current, self.standing = session.session_id, Standing.HERE
 
     def follow(self, session_id: str, position: EventId | None) -> Session:
-        held = self._hosted.setdefault(session_id, Session(session_id))
+        held = self._table.setdefault(session_id, Session(session_id))
         held.attach(position)
         self._ended.pop(session_id, None)
         return held
@@ -382,7 +399,7 @@ class Sessions:
         self.left(held.session_id)
 
     def _forget(self, session_id: str) -> None:
-        self._hosted.pop(session_id, None)
+        self._table.pop(session_id, None)
         self._ended.keep(session_id, None)
 
 
@@ -464,7 +481,7 @@ class KnownServer:
             self.protocol_version = version
 
     def note_no_sessions(self) -> None:
-        self.leave_session()
+        self.sessions.leave()
         self.abilities, self.has_said = Abilities(), True
 
     def settings(self) -> LinkSettings:
@@ -502,13 +519,6 @@ class KnownServer:
         return self.sessions.is_manager and may_have
 
     # --- the client's own session --------------------------------------------------------------
-
-    def began(self, session: Session) -> None:
-        self.sessions.own = session
-
-    def leave_session(self) -> None:
-        """Forget the session, with its position (CLI5)."""
-        self.sessions.own = None
 
     def note_subscription(self, message: Json) -> None:
         uri = cast("Json", message.get("params") or {}).get("uri")
@@ -566,7 +576,7 @@ class KnownServer:
         )
         session.open_calls.restart(saved.open_calls)
         session.follower.restart(saved.position)
-        self.began(session)
+        self.sessions.begin(session)
         self._routed = saved.routes
         if saved.instance is not None:
             self.attempts = Attempts(saved.instance)

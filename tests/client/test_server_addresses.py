@@ -240,7 +240,7 @@ async def test_a_session_is_not_taken_up_where_nobody_listens(session: Session |
     envelope = {PROTOCOL_VERSION_META: "2026-07-28"}
     peer.asked({"id": 1, "method": "tools/list", "params": {"_meta": envelope}})
     if session is not None:
-        peer.began(session)
+        peer.sessions.begin(session)
     async with anyio.create_task_group() as tasks:
         runtime = Runtime(ReconnectPolicy(), tasks)
         control = SessionControl(

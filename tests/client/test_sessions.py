@@ -137,15 +137,32 @@ def test_a_request_that_was_admitted_keeps_its_session() -> None:
     assert pending.session_id == "a"
 
 
-def test_the_clients_own_session_is_no_session_of_the_application() -> None:
-    """It is in the table, and the application neither ends it nor has it attached."""
+def test_the_clients_own_session_is_first_and_none_of_the_applications() -> None:
+    """The application does not know of it. So it is not among those to resume for the application."""
     table = Sessions()
-    own = table.own = Session("own")
+    table.follow("a", "1")
+    table.begin(own := Session("own"))
+    table.follow("b", "1")
+    assert table.own is own
     assert table.find("own") is own
     assert table.hosted("own") is None
-    table.gone("own")
+    assert [held.session_id for held in table.attached()] == ["a", "b"]
+    table.begin(Session("next"))
+    assert table.find("own") is None
+    table.leave()
+    assert table.own is None
+    assert table.hosted("a") is not None
+
+
+def test_the_application_may_take_the_clients_own_session() -> None:
+    """By its id: it stays one session, whose events it gets from where it says."""
+    table = Sessions()
+    table.begin(own := Session("own"))
+    assert own.follower.admits("1") and own.follower.admits("2")
+    resumed = {"resumed": True, "catchup": True, "sessionEventId": "2"}
+    table.answered(asked("session/resume", sessionId="own", lastSessionEventId="1"), resumed, {})
     assert table.own is own
-    assert not table.has_attached
+    assert own.follower.admits("2")
 
 
 def test_either_spelling_declares_the_extension() -> None:
