@@ -138,7 +138,7 @@ def test_a_request_that_was_admitted_keeps_its_session() -> None:
 
 
 def test_the_clients_own_session_is_first_and_none_of_the_applications() -> None:
-    """The application does not know of it. So it is not among those to resume for the application."""
+    """The application does not know of it, so it is not resumed for the application."""
     table = Sessions()
     table.follow("a", "1")
     table.begin(own := Session("own"))
