@@ -22,6 +22,7 @@ from mcp_sessions.server.upstream.external.child_requests import ANSWERING
 from mcp_sessions.server.upstream.external.child_spans import Spans
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
+from mcp_sessions.server.upstream.external.first_child import hand_over, spare, take_over
 from mcp_sessions.server.upstream.external.modern_listen import Listen
 from mcp_sessions.server.upstream.external.modern_requests import VERSION
 from mcp_sessions.server.upstream.external.other_replicas import (
@@ -35,7 +36,6 @@ from mcp_sessions.server.upstream.external.sessionless import Sessionless
 from mcp_sessions.server.upstream.external.sharing import Sharing, client_of
 from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Clients, Services, Slot
 from mcp_sessions.server.upstream.external.subscribers import Subscribers
-from mcp_sessions.server.upstream.external.takeover import hand_over, spare, take_over
 from mcp_sessions.server.upstream.port import Outbound, UpstreamCall, Wanted
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 

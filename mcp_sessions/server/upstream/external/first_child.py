@@ -1,6 +1,6 @@
 """Choose the first child of a session: one that its client had before, or a new one.
 
-Rules, owned by ``tests/server/upstream/external/test_takeover.py``:
+Rules, owned by ``tests/server/upstream/external/test_first_child.py``:
 
 1. A session takes over a child that got only list requests, and runs nothing. Such a child is like
    one that was just started.
