@@ -17,7 +17,7 @@ from mcp_sessions.locks import Locks
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.requests.memory import SessionData, SessionState
+from mcp_sessions.server.requests.session_data import SessionData, SessionState
 from mcp_sessions.server.requests.session_visibility import Notify, SessionVisibility
 from mcp_sessions.server.upstream.port import noted
 from mcp_sessions.stores.contract import SessionStore, StateConflict
