@@ -12,8 +12,7 @@ from mcp_sessions.core.availability import Availability
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.eras import Eras
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.rooms import (
+from mcp_sessions.foundations import (
     Outside,
     admitting,
     delivery_of,
@@ -21,6 +20,7 @@ from mcp_sessions.rooms import (
     visibility_of,
     wrapped,
 )
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.endpoint import Endpoint, EndpointSettings
