@@ -42,7 +42,7 @@ from mcp_sessions.server.requests.running_task import TASK, RunningTask
 from mcp_sessions.server.requests.shared import Shared
 from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream import port
-from mcp_sessions.server.upstream.asks import INPUT_REQUIRED, asks_of
+from mcp_sessions.server.upstream.accepted_questions import INPUT_REQUIRED, asks_of
 from mcp_sessions.server.upstream.held_call import HeldCall
 from mcp_sessions.server.upstream.port import Outbound, PeerRequest, UpstreamError, UpstreamPeer
 from mcp_sessions.server.upstream.request_state import restored_params, set_apart, waiting_call

@@ -24,7 +24,7 @@ from mcp_sessions.errors import (
     StoreUnavailable,
 )
 from mcp_sessions.ids import SessionId, digest
-from mcp_sessions.server.upstream.asks import Asks, accepts
+from mcp_sessions.server.upstream.accepted_questions import Asks, accepts
 from mcp_sessions.server.upstream.call_in_rounds import written
 from mcp_sessions.server.upstream.port import (
     REQUEST_TIMEOUT,

@@ -46,7 +46,7 @@ from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.replica_messages import TaskChanged
 from mcp_sessions.server.requests.running_task import RunningTask, time_of
 from mcp_sessions.server.requests.task_listeners import Say, TaskListeners
-from mcp_sessions.server.upstream.asks import asks_of
+from mcp_sessions.server.upstream.accepted_questions import asks_of
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.task_policy import TaskPolicy
 

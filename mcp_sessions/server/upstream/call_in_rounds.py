@@ -13,7 +13,7 @@ from mcp_sessions.errors import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
 )
-from mcp_sessions.server.upstream.asks import Asks, accepts
+from mcp_sessions.server.upstream.accepted_questions import Asks, accepts
 from mcp_sessions.server.upstream.port import (
     REQUEST_TIMEOUT,
     PeerError,

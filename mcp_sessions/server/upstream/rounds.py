@@ -42,9 +42,8 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
-from mcp_sessions.server.upstream.asks import Asks, accepts
+from mcp_sessions.server.upstream.accepted_questions import Asks, accepts
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds, timed_out
-from mcp_sessions.server.upstream.copies import KEPT, Copies
 from mcp_sessions.server.upstream.held_call import HeldCall, new_outcome, what_of
 from mcp_sessions.server.upstream.port import (
     NotAskable,
@@ -53,6 +52,7 @@ from mcp_sessions.server.upstream.port import (
     UpstreamCall,
     UpstreamError,
 )
+from mcp_sessions.server.upstream.repeated_rounds import KEPT, RepeatedRounds
 from mcp_sessions.server.upstream.request_state import named
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Rounds:
         """Calls between two rounds, by name."""
 
         self._policy = policy
-        self._copies = Copies(
+        self._copies = RepeatedRounds(
             most=policy.max_detached_requests,
             most_bytes=policy.max_unread_bytes // _SHARE,
             seconds=self._patience,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.server.upstream.copies import KEPT, Copies
 from mcp_sessions.server.upstream.held_call import HeldCall, new_outcome
 from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions.server.upstream.repeated_rounds import KEPT, RepeatedRounds
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ def refusal(data: str) -> UpstreamError:
 
 async def test_a_copy_gets_the_same_error_and_the_request_is_not_kept() -> None:
     """A raised error would keep each frame that it passed, and the request in it."""
-    copies = Copies(most=9, most_bytes=9 * KEPT, seconds=60)
+    copies = RepeatedRounds(most=9, most_bytes=9 * KEPT, seconds=60)
     kept: list[weakref.ref[Request]] = []
 
     async def served(name: str) -> None:
@@ -57,7 +57,7 @@ async def test_a_copy_gets_the_same_error_and_the_request_is_not_kept() -> None:
 
 @pytest.mark.parametrize("size", [KEPT // 2, KEPT])
 async def test_an_error_counts_by_its_bytes_as_a_result_does(size: int) -> None:
-    copies = Copies(most=9, most_bytes=KEPT, seconds=60)
+    copies = RepeatedRounds(most=9, most_bytes=KEPT, seconds=60)
 
     async def turn() -> dict[str, Any]:
         raise refusal("x" * size)

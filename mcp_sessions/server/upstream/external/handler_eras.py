@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 from mcp_sessions.core.named import NAMED, name_in
 from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import INTERNAL_ERROR
-from mcp_sessions.server.upstream.asks import INPUT_REQUIRED
+from mcp_sessions.server.upstream.accepted_questions import INPUT_REQUIRED
 
 _MOST: Final = 1_000
 """Handlers of each table, at most. Each takes the same few bytes."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mcp_sessions.core.named import NAMED
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.upstream.asks import Asks
+from mcp_sessions.server.upstream.accepted_questions import Asks
 from mcp_sessions.server.upstream.external.child_requests import RequestSender
 from mcp_sessions.server.upstream.port import UpstreamCall, Wanted
 

@@ -16,7 +16,7 @@ from mcp_sessions.core.named import NAMING
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.asks import NOTHING_ASKED, Asks
+from mcp_sessions.server.upstream.accepted_questions import NOTHING_ASKED, Asks
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import ANSWERING
 from mcp_sessions.server.upstream.external.child_spans import Spans

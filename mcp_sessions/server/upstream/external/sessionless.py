@@ -13,7 +13,7 @@ class Sessionless:
     principal: Principal
     kind: frozenset[str] = frozenset()
     """Requests that its clients accept, as
-    :func:`~mcp_sessions.server.upstream.asks.kind_of` names them.
+    :func:`~mcp_sessions.server.upstream.accepted_questions.kind_of` names them.
     """
 
     client: Hashable = None

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.upstream.asks import Asks, kind_of
+from mcp_sessions.server.upstream.accepted_questions import Asks, kind_of
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import ChildRefused, RequestSender
 from mcp_sessions.server.upstream.external.children import Children

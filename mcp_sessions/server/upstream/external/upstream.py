@@ -20,7 +20,7 @@ from mcp_sessions.core.client_description import described
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.upstream.asks import Asks, asks_of
+from mcp_sessions.server.upstream.accepted_questions import Asks, asks_of
 from mcp_sessions.server.upstream.external.beginning import Starter
 from mcp_sessions.server.upstream.external.changing import ChangingChildren
 from mcp_sessions.server.upstream.external.child_spans import Spans

@@ -57,7 +57,7 @@ class _Round:
         self.cancel = _nothing
 
 
-class Copies:
+class RepeatedRounds:
     """Know the last round of each call.
 
     Args:
