@@ -16,7 +16,7 @@ from mcp_sessions.foundations import (
     Outside,
     admitting,
     delivery_of,
-    environment_of,
+    replica_of,
     visibility_of,
     wrapped,
 )
@@ -27,8 +27,8 @@ from mcp_sessions.serve.endpoint import Endpoint, EndpointSettings
 from mcp_sessions.serve.health import Health
 from mcp_sessions.serve.lifespan import Lifespan, Preparation
 from mcp_sessions.server.cluster.child_host import ChildHost
-from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.relay import RequestRelay
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.admin import Sessions
@@ -105,8 +105,8 @@ class Assembly:
         self.authentication, needed = admitting(server, authentication, self.shell)
         self.security = security = (security or SessionSecurity.default()).bound_to(self.shell.name)
         visibility = visibility_of(hidden, security, needed=needed)
-        environment = environment_of(store, policy, security, clock=clock)
-        self.store, self.bus, self.policy = environment.store, environment.bus, environment.policy
+        replica = replica_of(store, policy, security, clock=clock)
+        self.store, self.bus, self.policy = replica.store, replica.bus, replica.policy
         self.remembers = self.store.remembers
         if conversations is not None:
             _check_conversations(self.store, security)
@@ -115,62 +115,60 @@ class Assembly:
                 "tasks need a store: make the layer with one instead of store=None"
             )
 
-        outside = Outside.make(server, environment, self.shell, declared=declared, eras=eras)
+        outside = Outside.make(server, replica, self.shell, declared=declared, eras=eras)
         self.external = outside.external
         """The wrapped server if it is outside of this process."""
 
         self.upstream: Upstream = self.shell if outside.external is None else outside.external
 
-        delivery = delivery_of(environment, visibility, relay=outside.relay, rounds=outside.rounds)
+        delivery = delivery_of(replica, visibility, relay=outside.relay, rounds=outside.rounds)
         self.connections, self.attachments = delivery.connections, delivery.attachments
         self.publisher, self.broadcaster = delivery.publisher, delivery.broadcaster
         self.questions = delivery.questions
         self.sealed = sealed = SealedState(self.store, security, clock)
-        outcomes = Outcomes(environment, delivery.pending_writes, stamp=sealed.stamp)
+        outcomes = Outcomes(replica, delivery.pending_writes, stamp=sealed.stamp)
         self.runner = runner = RequestRunner(
             outcomes,
             delivery.questions,
             self.policy,
-            process=environment.process,
-            tasks=Tasks(environment, tasks, self.publisher.publish) if tasks is not None else None,
+            process=replica.process,
+            tasks=Tasks(replica, tasks, self.publisher.publish) if tasks is not None else None,
         )
         self.transport_sessions = TransportSessions(
-            environment,
+            replica,
             delivery.connections,
             delivery.attachments,
             held=runner.held,
             listed=self.upstream.listed,
         )
-        self._audit = audit = Audit(security, environment.process, runner.shared.names)
-        self.lifecycle = self._lifecycle(environment, delivery, audit, conversations)
+        self._audit = audit = Audit(security, replica.process, runner.shared.names)
+        self.lifecycle = self._lifecycle(replica, delivery, audit, conversations)
         self.sessions = Sessions(self.store, clock, self.lifecycle.finish)
-        self.conversations = self._bound(conversations, environment, visibility)
-        dispatch = self._dispatch(
-            environment, delivery, visibility, audit=audit, relay=outside.relay
-        )
+        self.conversations = self._bound(conversations, replica, visibility)
+        dispatch = self._dispatch(replica, delivery, visibility, audit=audit, relay=outside.relay)
         self.router, self.listening = dispatch.router, dispatch.listening
         self.joint_admissions = dispatch.joint_admissions
-        self._serve(environment, delivery, dispatch, outside)
+        self._serve(replica, delivery, dispatch, outside)
 
     def _lifecycle(
         self,
-        environment: Environment,
+        replica: Replica,
         delivery: Delivery,
         audit: Audit,
         conversations: Conversations | None,
     ) -> Lifecycle:
         return Lifecycle(
-            environment,
+            replica,
             delivery,
             self.runner,
             sealed=self.sealed,
-            history=History(environment, audit),
+            history=History(replica, audit),
             session_ended=self.upstream.session_ended,
             binds=conversations is not None,
         )
 
     def _bound(
-        self, conversations: Conversations | None, environment: Environment, visibility: Visibility
+        self, conversations: Conversations | None, replica: Replica, visibility: Visibility
     ) -> ConversationSessions | None:
         if conversations is None:
             return None
@@ -179,7 +177,7 @@ class Assembly:
             argument = HandleArgument(sorted(set(conversations.handle)), conversations.handle_name)
         return ConversationSessions(
             conversations,
-            environment,
+            replica,
             self.lifecycle,
             security=self.security,
             argument=argument,
@@ -189,7 +187,7 @@ class Assembly:
 
     def _dispatch(
         self,
-        environment: Environment,
+        replica: Replica,
         delivery: Delivery,
         visibility: Visibility,
         *,
@@ -199,20 +197,20 @@ class Assembly:
         runner, sealed = self.runner, self.sealed
         add_capabilities = partial(advertise, policy=self.policy, remembers=self.remembers)
         peers = UpstreamPeers(
-            environment,
+            replica,
             self.upstream,
             runner,
             ways=Ways(self.store, delivery, runner.spawn),
             visibility=visibility,
             advertise=partial(add_capabilities, tasks=runner.tasks is not None),
         )
-        association = Association(environment, delivery, runner, sealed=sealed)
-        keys = Idempotency(environment, runner, association, sealed=sealed, relay=relay)
+        association = Association(replica, delivery, runner, sealed=sealed)
+        keys = Idempotency(replica, runner, association, sealed=sealed, relay=relay)
         stages = self._stages(
-            environment, delivery, peers, keys=keys, audit=audit, visibility=visibility
+            replica, delivery, peers, keys=keys, audit=audit, visibility=visibility
         )
         router = Router(
-            environment,
+            replica,
             runner,
             stages,
             joining=keys.joining,
@@ -222,7 +220,7 @@ class Assembly:
             visibility=visibility,
         )
         listening = Listening(
-            environment,
+            replica,
             router,
             peers,
             attachments=delivery.attachments,
@@ -243,7 +241,7 @@ class Assembly:
 
     def _stages(
         self,
-        environment: Environment,
+        replica: Replica,
         delivery: Delivery,
         peers: UpstreamPeers,
         *,
@@ -253,10 +251,10 @@ class Assembly:
     ) -> Stages:
         association, conversations, sealed = keys.association, self.conversations, self.sealed
         methods = SessionMethods(
-            environment, self.attachments, self.lifecycle, held=self.runner.held, sealed=sealed
+            replica, self.attachments, self.lifecycle, held=self.runner.held, sealed=sealed
         )
         session = HandlerSession(
-            environment,
+            replica,
             delivery,
             attach=association.attach_if_free,
             check_token=sealed.check_state,
@@ -290,17 +288,17 @@ class Assembly:
 
     def _serve(
         self,
-        environment: Environment,
+        replica: Replica,
         delivery: Delivery,
         dispatch: _Dispatch,
         outside: Outside,
     ) -> None:
         runner, children = self.runner, self._child_host(dispatch, outside)
         streams = ClusterStreams(
-            environment, self.connections, self.transport_sessions, calls=runner.calls
+            replica, self.connections, self.transport_sessions, calls=runner.calls
         )
         handlers = ClusterHandlers(
-            environment,
+            replica,
             delivery,
             runner,
             relayed=RelayedRequests(
@@ -318,7 +316,7 @@ class Assembly:
         self._arrivals = Arrivals()
         self.health = Health(self.store, self.clock, availability)
         self.draining = draining = Draining(
-            environment,
+            replica,
             delivery,
             runner,
             endpoints=self.endpoints,
@@ -329,8 +327,8 @@ class Assembly:
         )
         argument = self.conversations.argument if self.conversations is not None else None
         self.lifespan = Lifespan(
-            environment,
-            Preparation(environment, self.security, self.upstream, argument=argument),
+            replica,
+            Preparation(replica, self.security, self.upstream, argument=argument),
             self.upstream,
             handlers=handlers,
             lifecycle=self.lifecycle,

@@ -1,4 +1,4 @@
-"""The rooms of a layer that are made before the requests have a path: see ``assembly.py``."""
+"""What a layer stands on, made before the requests have a path: see ``assembly.py``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.codec import VERSION
-from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.relay import RequestRelay
 from mcp_sessions.server.cluster.remote_children import RemoteChildren
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.cluster.shared_bus import SharedBus
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
@@ -89,13 +89,13 @@ def visibility_of(
     return Visibility(pseudonym, tuple(hidden), needed=needed)
 
 
-def environment_of(
+def replica_of(
     store: SessionStore | str | os.PathLike[str] | None,
     policy: SessionPolicy,
     security: SessionSecurity,
     *,
     clock: Callable[[], float],
-) -> Environment:
+) -> Replica:
     if store is None:
         store = Stateless(security)
     elif isinstance(store, (str, os.PathLike)):
@@ -105,7 +105,7 @@ def environment_of(
         policy = replace(policy, forget_after=FORGET_AFTER)
     process, exchange = mint_process(VERSION), store.exchange
     bus = ClusterBus(process) if exchange is None else SharedBus(store, exchange, process)
-    return Environment(store=store, bus=bus, policy=policy, clock=clock)
+    return Replica(store=store, bus=bus, policy=policy, clock=clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +123,13 @@ class Outside:
     @staticmethod
     def make(
         server: object,
-        environment: Environment,
+        replica: Replica,
         shell: SdkUpstream,
         *,
         declared: DeclaredHeaders,
         eras: Eras,
     ) -> Outside:
-        store, bus, policy = environment.store, environment.bus, environment.policy
+        store, bus, policy = replica.store, replica.bus, replica.policy
         relay, remote_children = RequestRelay(bus), None
         if store.exchange is not None:
             remote_children = RemoteChildren(relay, store, store.exchange)
@@ -164,17 +164,17 @@ def _starter(server: ExternalServer, longest: int, *, lasting: bool) -> Starter:
 
 
 def delivery_of(
-    environment: Environment,
+    replica: Replica,
     visibility: Visibility,
     *,
     relay: RequestRelay,
     rounds: Rounds | None,
 ) -> Delivery:
     store, bus, policy, clock = (
-        environment.store,
-        environment.bus,
-        environment.policy,
-        environment.clock,
+        replica.store,
+        replica.bus,
+        replica.policy,
+        replica.clock,
     )
     pending_writes, questions = (
         PendingWrites(),
@@ -189,13 +189,13 @@ def delivery_of(
         log = streams(record.session_id, GET_STREAM)
         return StoredConnection(record, peer, transport, log, store=store, clock=clock, bus=bus)
 
-    connections = ConnectionRegistry(environment, new_connection)
+    connections = ConnectionRegistry(replica, new_connection)
     attachments = Attachments(
-        environment, connections, questions=questions, pending_writes=pending_writes
+        replica, connections, questions=questions, pending_writes=pending_writes
     )
     remote_questions = RemoteQuestions(relay, connections, questions)
     publisher = Publisher(
-        environment,
+        replica,
         connections,
         attachments,
         questions=questions,
@@ -204,7 +204,7 @@ def delivery_of(
     )
     hidden_updates = HiddenUpdates(store, connections, visibility)
     broadcaster = ChangeBroadcaster(
-        environment,
+        replica,
         publisher,
         connections=connections,
         attachments=attachments,

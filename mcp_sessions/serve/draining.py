@@ -14,7 +14,7 @@ from mcp_sessions.core.availability import Availability
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.serve.endpoint import Endpoint
 from mcp_sessions.server.cluster.child_host import ChildHost
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
@@ -38,7 +38,7 @@ _LAST_WORDS = 2.0
 class Draining:
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         delivery: Delivery,
         runner: RequestRunner,
         *,
@@ -49,9 +49,9 @@ class Draining:
         child_host: ChildHost | None,
     ) -> None:
         self._store, self._bus, self._policy = (
-            environment.store,
-            environment.bus,
-            environment.policy,
+            replica.store,
+            replica.bus,
+            replica.policy,
         )
         self._delivery, self._connections = delivery, delivery.connections
         self._runner = runner

@@ -14,7 +14,7 @@ from mcp_sessions.policy import DEFAULT_GRACE
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.stop_signals import StopSignals
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
@@ -35,7 +35,7 @@ class Preparation:
         argument: The argument that tools take for their session. None: they take none.
     """
 
-    _environment: Environment
+    _replica: Replica
     _security: SessionSecurity
     _upstream: Upstream
     _: KW_ONLY
@@ -48,18 +48,18 @@ class Preparation:
                 listed = await self._upstream.listed_tools()
                 if listed is not None:
                     self.argument.check(listed)
-            await self._environment.store.open(self._environment.policy)
+            await self._replica.store.open(self._replica.policy)
             self._store_is_open = True
 
     def warn(self) -> None:
-        store = self._environment.store
+        store = self._replica.store
         if self._security.is_ephemeral and store.survives_process:
             logger.warning(
                 "sessions outlive this process, but the keys that seal their state do not: "
                 "set MCP_SESSIONS_KEYS to what `mcp-sessions keygen` prints"
             )
         is_lasting = store.remembers and store.survives_process
-        if (self._environment.bus.is_shared or is_lasting) and self._upstream.keeps_state_in_memory:
+        if (self._replica.bus.is_shared or is_lasting) and self._upstream.keeps_state_in_memory:
             logger.warning(
                 "FastMCP keeps what ctx.set_state stores in the memory of this process: other "
                 "replicas do not see it, and after a restart it is gone while its session lives. "
@@ -70,7 +70,7 @@ class Preparation:
 class Lifespan:
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         preparation: Preparation,
         upstream: Upstream,
         *,
@@ -82,7 +82,7 @@ class Lifespan:
         tasks: Tasks | None,
     ) -> None:
         self._tasks = tasks
-        self._store, self._bus = environment.store, environment.bus
+        self._store, self._bus = replica.store, replica.bus
         self._preparation, self.open_store = preparation, preparation.open_store
         self._upstream = upstream
         self._handlers = handlers

@@ -26,7 +26,7 @@ from mcp_sessions.ids import (
     process_of,
 )
 from mcp_sessions.locks import Locks
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.cluster.replica_messages import Displaced, SessionAttached, Withdrawn
 from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
@@ -41,13 +41,13 @@ logger = logging.getLogger(__name__)
 class Attachments:
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         connections: ConnectionRegistry,
         *,
         questions: PendingQuestions,
         pending_writes: PendingWrites,
     ) -> None:
-        self._store, self._bus, self._clock = environment.store, environment.bus, environment.clock
+        self._store, self._bus, self._clock = replica.store, replica.bus, replica.clock
         self._connections, self._questions, self._pending_writes = (
             connections,
             questions,

@@ -40,7 +40,7 @@ from mcp_sessions.core.named import updated_uri
 from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.cluster.replica_messages import ChangedOutside, ServerChanged
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
@@ -154,15 +154,15 @@ class WaitingChange:
 class ChangeBroadcaster:
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         publisher: Publisher,
         *,
         connections: ConnectionRegistry,
         attachments: Attachments,
         hidden_updates: HiddenUpdates | None,
     ) -> None:
-        self._store, self._bus = environment.store, environment.bus
-        self._policy, self._clock = environment.policy, environment.clock
+        self._store, self._bus = replica.store, replica.bus
+        self._policy, self._clock = replica.policy, replica.clock
         self._connections, self._attachments = connections, attachments
         self._publisher, self._hidden_updates = publisher, hidden_updates
         self._waiting: deque[WaitingChange] = deque()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from mcp_sessions.background import report
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import ConnectionId, SessionId, process_of
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.connection import DEFAULT_VERSION, ClientConnection
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.upstream.port import UpstreamPeer
@@ -22,9 +22,9 @@ NewConnection = Callable[[SessionRecord, Peer], StoredConnection]
 
 
 class ConnectionRegistry:
-    def __init__(self, environment: Environment, new_connection: NewConnection) -> None:
-        self._store, self._bus = environment.store, environment.bus
-        self._clock, self.new_connection = environment.clock, new_connection
+    def __init__(self, replica: Replica, new_connection: NewConnection) -> None:
+        self._store, self._bus = replica.store, replica.bus
+        self._clock, self.new_connection = replica.clock, new_connection
         self._connections: dict[ConnectionId, ClientConnection] = {}
         self._in_use_at: dict[ConnectionId, float] = {}
         self._sessionless: dict[str, dict[ClientConnection, None]] = {}

@@ -19,7 +19,7 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import EVENTS, GET_STREAM, ConnectionId, SessionId, process_of
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.connection import ClientConnection, Unless
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 class Publisher:
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         connections: ConnectionRegistry,
         attachments: Attachments,
         *,
@@ -45,9 +45,9 @@ class Publisher:
         streams: Streams,
     ) -> None:
         self._store, self._policy, self._clock = (
-            environment.store,
-            environment.policy,
-            environment.clock,
+            replica.store,
+            replica.policy,
+            replica.clock,
         )
         self._connections, self._attachments = connections, attachments
         self._questions, self._remote_questions = questions, remote_questions

@@ -28,7 +28,7 @@ from mcp_sessions.ids import (
     position_of,
 )
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.joint_admission import JointAdmission
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
@@ -39,14 +39,14 @@ from mcp_sessions.stores.records import Mode, SessionRecord
 class TransportSessions:
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         connections: ConnectionRegistry,
         attachments: Attachments,
         *,
         held: Collection[SessionId],
         listed: Callable[[], frozenset[str]],
     ) -> None:
-        self._store, self._bus, self._clock = environment.store, environment.bus, environment.clock
+        self._store, self._bus, self._clock = replica.store, replica.bus, replica.clock
         self._connections, self._attachments = connections, attachments
         self._held, self._listed = held, listed
 

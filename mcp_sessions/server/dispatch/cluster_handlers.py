@@ -16,8 +16,8 @@ from mcp_sessions.errors import REQUEST_CANCELLED
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.server.calls.table import abort
 from mcp_sessions.server.cluster.child_host import ChildHost
-from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.relay import RequestRelay, Serve
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.cluster.replica_messages import (
     Alive,
     Ask,
@@ -120,7 +120,7 @@ class ClusterHandlers:
 
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         delivery: Delivery,
         runner: RequestRunner,
         *,
@@ -129,7 +129,7 @@ class ClusterHandlers:
         forget: Callable[[SessionId, ConnectionId | None], Awaitable[None]],
         publish: Publish,
     ) -> None:
-        self._store, self._bus, self._runner = environment.store, environment.bus, runner
+        self._store, self._bus, self._runner = replica.store, replica.bus, runner
         self._connections, self._attachments = delivery.connections, delivery.attachments
         self._publisher, self._broadcaster = delivery.publisher, delivery.broadcaster
         self._questions, self._relayed, self._streams = delivery.questions, relayed, streams

@@ -29,7 +29,7 @@ from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import SessionSecurity, is_minted, mint_handle
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
@@ -56,7 +56,7 @@ class ConversationSessions:
     def __init__(
         self,
         settings: Conversations,
-        environment: Environment,
+        replica: Replica,
         lifecycle: Lifecycle,
         *,
         security: SessionSecurity,
@@ -65,7 +65,7 @@ class ConversationSessions:
         visibility: Visibility,
     ) -> None:
         self._settings, self._lifecycle, self._security = settings, lifecycle, security
-        self._store, self._clock = environment.store, environment.clock
+        self._store, self._clock = replica.store, replica.clock
         self._held, self._visibility, self.argument = held, visibility, argument
         self._rules = self._settings.rules
         self._of_pipe = _named_in(os.environ, settings.env)

@@ -18,7 +18,7 @@ from mcp_sessions.core.ends import MOST_ENDS, EndReason, SessionEnd, StoreMade, 
 from mcp_sessions.core.life import lifetime_ends_first
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, digest
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.reporting.audit import Audit
 from mcp_sessions.stores.records import SessionRecord
 
@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 class History:
-    def __init__(self, environment: Environment, audit: Audit) -> None:
-        self._store, self._audit = environment.store, audit
-        self._policy, self._clock = environment.policy, environment.clock
+    def __init__(self, replica: Replica, audit: Audit) -> None:
+        self._store, self._audit = replica.store, audit
+        self._policy, self._clock = replica.policy, replica.clock
         self._waiting = deque[SessionEnd](maxlen=MOST_ENDS)
         """Ends that the store does not have yet."""
 

@@ -22,7 +22,7 @@ from mcp_sessions.core.life import asleep_by, idle_times
 from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, SessionId, digest, process_of
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.cluster.replica_messages import SessionEnded
 from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.delivery import Delivery
@@ -58,7 +58,7 @@ class OnSessionEnd(Protocol):
 class Lifecycle:
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         delivery: Delivery,
         runner: RequestRunner,
         *,
@@ -67,8 +67,8 @@ class Lifecycle:
         session_ended: OnSessionEnd,
         binds: bool,
     ) -> None:
-        self._store, self._bus = environment.store, environment.bus
-        self._policy, self._clock = environment.policy, environment.clock
+        self._store, self._bus = replica.store, replica.bus
+        self._policy, self._clock = replica.policy, replica.clock
         self._connections, self._attachments = delivery.connections, delivery.attachments
         self._pending_writes, self._runner, self._sealed = delivery.pending_writes, runner, sealed
         self._history, self._session_ended, self._binds = history, session_ended, binds

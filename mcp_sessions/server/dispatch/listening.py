@@ -15,7 +15,7 @@ from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import LimitReached, SessionNotFound
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.calls.table import Call
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.router import Router
@@ -33,7 +33,7 @@ _NOTIFYING = 1.0
 class Listening:
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         router: Router,
         peers: UpstreamPeers,
         *,
@@ -42,7 +42,7 @@ class Listening:
         sealed: SealedState,
         visibility: Visibility,
     ) -> None:
-        self._store, self._attachments, self._runner = environment.store, attachments, runner
+        self._store, self._attachments, self._runner = replica.store, attachments, runner
         self._router, self._peers, self._upstream = router, peers, peers.upstream
         self._sealed, self._visibility = sealed, visibility
 

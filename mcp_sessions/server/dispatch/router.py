@@ -26,7 +26,7 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.server.calls.shares import share_of
 from mcp_sessions.server.calls.table import ANSWERED, Call, Outcome, Stage, abort
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.cluster.replica_messages import CancelKeyed, CancelRequest
 from mcp_sessions.server.connection.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
@@ -49,7 +49,7 @@ Register = Callable[[Peer], Awaitable[ClientConnection]]
 class Router:
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         runner: RequestRunner,
         stages: Stages,
         *,
@@ -59,7 +59,7 @@ class Router:
         advertise: Callable[[dict[str, Any]], None],
         visibility: Visibility,
     ) -> None:
-        self._environment = environment
+        self._replica = replica
         self._runner, self._joining, self._questions = runner, joining, questions
         self._peers, self._advertise = peers, advertise
         self._audited = stages.audited
@@ -110,9 +110,9 @@ class Router:
             return inbound.error(request.id, failed.error), None
         finally:
             call.end()
-        keeps = is_there or self._environment.store.remembers
+        keeps = is_there or self._replica.store.remembers
         try:
-            check_peer(peer, self._environment.policy)
+            check_peer(peer, self._replica.policy)
             connection = await register(peer) if keeps else None
         except WireError as refused:
             await upstream_peer.close()
@@ -293,7 +293,7 @@ class Router:
             meant = self._runner.calls.meant(connection.id, request_id)
             if inbound.http.record is not None:
                 # Over HTTP such a request may have come to any replica.
-                await self._environment.bus.try_send(
+                await self._replica.bus.try_send(
                     CancelRequest(connection_id=connection.id, id=request_id)
                 )
             for call in meant:
@@ -302,12 +302,12 @@ class Router:
     async def _cancel_at_replicas(
         self, session_id: SessionId, key: RequestKey, inbound: Inbound
     ) -> None:
-        if not self._environment.bus.is_shared:
+        if not self._replica.bus.is_shared:
             return
-        store, now = self._environment.store, self._environment.clock()
+        store, now = self._replica.store, self._replica.clock()
         record = await store.load(session_id, now=now)
         if record is not None and record.principal == inbound.principal:
-            await self._environment.bus.try_send(CancelKeyed(session_id=session_id, key=key))
+            await self._replica.bus.try_send(CancelKeyed(session_id=session_id, key=key))
 
 
 async def _answer(call: Call, outcome: Outcome, retry_after: float | None = None) -> None:

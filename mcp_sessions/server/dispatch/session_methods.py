@@ -31,7 +31,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import IN_NO_LOG, SessionEventId, SessionId, digest, parse_position
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
@@ -46,14 +46,14 @@ logger = logging.getLogger(__name__)
 class SessionMethods(Stage):
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         attachments: Attachments,
         lifecycle: Lifecycle,
         *,
         held: Collection[SessionId],
         sealed: SealedState,
     ) -> None:
-        self._store, self._clock = environment.store, environment.clock
+        self._store, self._clock = replica.store, replica.clock
         self._attachments, self._lifecycle = attachments, lifecycle
         self._held, self._sealed = held, sealed
 

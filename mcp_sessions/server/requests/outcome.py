@@ -9,7 +9,7 @@ from mcp_sessions.core.messages import error_body, error_outcome, result_outcome
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionsError, StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.server.calls.table import Call, Outcome
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.stores.records import SessionRecord
 
@@ -23,13 +23,11 @@ Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
 
 
 class Outcomes:
-    def __init__(
-        self, environment: Environment, pending_writes: PendingWrites, *, stamp: Stamp
-    ) -> None:
+    def __init__(self, replica: Replica, pending_writes: PendingWrites, *, stamp: Stamp) -> None:
         self._store, self.policy, self.clock = (
-            environment.store,
-            environment.policy,
-            environment.clock,
+            replica.store,
+            replica.policy,
+            replica.clock,
         )
         self._pending_writes, self._stamp = pending_writes, stamp
 

@@ -42,7 +42,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_session_id
 from mcp_sessions.server.calls.shares import share_of
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.cluster.replica_messages import TaskChanged
 from mcp_sessions.server.requests.running_task import RunningTask, time_of
 from mcp_sessions.server.requests.task_listeners import Say, TaskListeners
@@ -76,13 +76,13 @@ _NO_TASK: Final = "there is no such task"
 
 
 class Tasks:
-    def __init__(self, environment: Environment, policy: TaskPolicy, publish: Publish) -> None:
-        self.store, self.bus, self.clock = environment.store, environment.bus, environment.clock
+    def __init__(self, replica: Replica, policy: TaskPolicy, publish: Publish) -> None:
+        self.store, self.bus, self.clock = replica.store, replica.bus, replica.clock
         self.policy, self._publish = policy, publish
-        self._listeners, self._most_listened = TaskListeners(), environment.policy.max_subscriptions
+        self._listeners, self._most_listened = TaskListeners(), replica.policy.max_subscriptions
         self.background = Background()
-        self._process = environment.process
-        self._every = min(_EVERY, environment.policy.idle_timeout / 10)
+        self._process = replica.process
+        self._every = min(_EVERY, replica.policy.idle_timeout / 10)
         self._here: dict[SessionId, RunningTask] = {}
         self._kept: dict[SessionId, tuple[float, Hashable]] = {}
         """Tasks of this process that have ended and are stored, or of which no client knows → when

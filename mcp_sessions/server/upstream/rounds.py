@@ -119,7 +119,7 @@ class Rounds:
         """Calls between two rounds, by name."""
 
         self._policy = policy
-        self._copies = RepeatedRounds(
+        self._repeated = RepeatedRounds(
             most=policy.max_detached_requests,
             most_bytes=policy.max_unread_bytes // _SHARE,
             seconds=self._patience,
@@ -202,7 +202,7 @@ class Rounds:
             served = await self._other_replicas.go_on_in(name, session_id, call, method, params)
             if served is not None:
                 return served
-        copied = await self._copies.copy(name, what, answers)
+        copied = await self._repeated.copy(name, what, answers)
         if copied is not None:
             return copied
         held = self._resumed(name, what)
@@ -211,7 +211,7 @@ class Rounds:
         except UpstreamError:
             self._wait(held, name)
             raise
-        return await self._copies.serve(name, held, answers, partial(self._turn, held, params))
+        return await self._repeated.serve(name, held, answers, partial(self._turn, held, params))
 
     async def give_up_oldest(self, of: Principal | None, share: Hashable) -> bool:
         """Give up a call outside of sessions whose client is away, to make room: the oldest of the
@@ -278,7 +278,7 @@ class Rounds:
 
     async def close(self) -> None:
         self.leave()
-        await self._copies.close()
+        await self._repeated.close()
         await self._background.close()
 
     async def _first(

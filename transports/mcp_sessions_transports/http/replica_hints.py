@@ -11,7 +11,7 @@ from typing import Any
 
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.server.calls.table import Calls
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.cluster.replica_messages import StreamRead
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
@@ -23,16 +23,16 @@ from mcp_sessions_transports.http.channel import PostChannel, http_transport
 class ClusterStreams:
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         connections: ConnectionRegistry,
         sessions: TransportSessions,
         *,
         calls: Calls[RunningRequest],
     ) -> None:
         self._bus, self._policy, self._clock = (
-            environment.bus,
-            environment.policy,
-            environment.clock,
+            replica.bus,
+            replica.policy,
+            replica.clock,
         )
         self._connections, self._sessions, self._calls = connections, sessions, calls
 

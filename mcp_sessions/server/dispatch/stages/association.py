@@ -19,7 +19,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import InvalidReason, InvalidRequest, SessionDetached, SessionNotFound
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.connection import Inbound, NotChanged
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.dispatch.sealed_state import SealedState
@@ -38,13 +38,13 @@ class Association(Stage):
 
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         delivery: Delivery,
         runner: RequestRunner,
         *,
         sealed: SealedState,
     ) -> None:
-        self._store, self._clock = environment.store, environment.clock
+        self._store, self._clock = replica.store, replica.clock
         self._connections, self._attachments = delivery.connections, delivery.attachments
         self._runner, self._sealed = runner, sealed
 

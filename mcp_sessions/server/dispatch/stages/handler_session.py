@@ -13,7 +13,7 @@ from mcp_sessions.core.visibility import STATE_KEY, Visibility
 from mcp_sessions.errors import ConfigurationError, SessionNotFound
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.dispatch.stages.concealing import Concealing
@@ -40,15 +40,15 @@ class HandlerSession(Stage):
 
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         delivery: Delivery,
         *,
         attach: Callable[[SessionRecord, Inbound], Awaitable[None]],
         check_token: StateCheck,
         visibility: Visibility,
     ) -> None:
-        self._store, self._clock = environment.store, environment.clock
-        self._policy, self._publisher, self._attach = environment.policy, delivery.publisher, attach
+        self._store, self._clock = replica.store, replica.clock
+        self._policy, self._publisher, self._attach = replica.policy, delivery.publisher, attach
         kinds = partial(HandleKind, visibility, delivery.connections)
         self.concealing = Concealing(visibility)
         self._by_client = kinds("session", self._store, check_token)

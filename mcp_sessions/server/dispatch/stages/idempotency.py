@@ -20,8 +20,8 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.locks import Locks
 from mcp_sessions.server.calls.table import ANSWERED, Call, Outcome, Stage
-from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.relay import RequestRelay
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.dispatch.stages.association import Association
 from mcp_sessions.server.requests.joining import BeginAnew, Joining
@@ -32,15 +32,15 @@ from mcp_sessions.stores.records import Admitted
 class Idempotency:
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         runner: RequestRunner,
         association: Association,
         *,
         sealed: SealedState,
         relay: RequestRelay,
     ) -> None:
-        self._bus, self._runner = environment.bus, runner
-        self._most_key_bytes = environment.policy.request_key_bytes
+        self._bus, self._runner = replica.bus, runner
+        self._most_key_bytes = replica.policy.request_key_bytes
         self.association, self._sealed = association, sealed
         self.begin_of = Locks[tuple[SessionId, RequestKey]]().of
         """A lock that is held until a request runs or is refused. The same key again, in the same

@@ -15,7 +15,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.calls.table import Call, Outcome, Stage, stopping
-from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.connection import ClientConnection, Inbound
 from mcp_sessions.server.requests.outbound import (
     ConnectionOutbound,
@@ -52,7 +52,7 @@ class _Past(TypedDict, total=False):
 class UpstreamPeers(Stage):
     def __init__(
         self,
-        environment: Environment,
+        replica: Replica,
         upstream: Upstream,
         runner: RequestRunner,
         *,
@@ -61,11 +61,11 @@ class UpstreamPeers(Stage):
         advertise: Callable[[dict[str, Any]], None],
     ) -> None:
         self.upstream = upstream
-        self._store, self._policy = environment.store, environment.policy
+        self._store, self._policy = replica.store, replica.policy
         self._ways, self._connections = ways, ways.delivery.connections
         self._runner, self._shared = runner, runner.shared
         self._visibility, self._advertise = visibility, advertise
-        self._began_at = environment.clock()
+        self._began_at = replica.clock()
         """Sessions made before that were served by another process."""
 
     def adopt(self, peer: NewPeer, outbound: LateOutbound, connection: ClientConnection) -> None:

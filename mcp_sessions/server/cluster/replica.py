@@ -9,8 +9,8 @@ from mcp_sessions.stores.contract import SessionStore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
-class Environment:
-    """The surroundings of one server in one process.
+class Replica:
+    """One of several processes that share a store, or the only one.
 
     Args:
         clock: Seconds since 1970.
