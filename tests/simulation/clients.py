@@ -339,7 +339,8 @@ class Client(ABC):
 
     def sends(self, mark: str, step: Json) -> None:
         session = self.own if self.session is None else self.world.session_name(self.session)
-        more = {"bystander": True} if step.get("bystander") else {}
+        is_bystander = step.get("bystander")
+        more = {"bystander": True, "seconds": step["seconds"]} if is_bystander else {}
         self.note(
             "sends", call=mark, keyed=bool(step.get("keyed")), session=session,
             survives=self.outlives_connections or bool(step.get("keyed")),

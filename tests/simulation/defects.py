@@ -6,7 +6,6 @@ the defect. So the simulation is tested, too: what it cannot find, it does not g
 A defect replaces a few functions. `Broken` makes the broken form of each from the right one.
 """
 
-import asyncio
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,19 +15,22 @@ from mcp_sessions.core.log import EventLog
 from mcp_sessions.core.messages import error_body
 from mcp_sessions.core.request_keys import Begun, KeyState, RequestKeys
 from mcp_sessions.errors import REQUEST_CANCELLED, StoreUnavailable
-from mcp_sessions.ids import Position
-from mcp_sessions.locks import Locks
+from mcp_sessions.ids import Position, process_of
+from mcp_sessions.server.cluster.replica_messages import QuestionAnswer
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
+from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
 from mcp_sessions.server.delivery.stored_connection import StreamRelay
 from mcp_sessions.server.requests import running
 from mcp_sessions.server.requests.joining import Joining
+from mcp_sessions.server.requests.reports import Reports
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.external import beginning, peer, sharing
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Forgotten
 from mcp_sessions.server.upstream.external.server_messages import Notifier
+from mcp_sessions.server.upstream.held_call import HeldCall
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions_transports.http.upstream.wire import Wire, refused
 from mcp_sessions_transports.outbox import LogFeed
@@ -150,11 +152,34 @@ def _overwrites(right: Any) -> Any:
     return replace
 
 
-def _locks_nobody(_: Any) -> Any:
-    def of(self: Any, key: Any) -> asyncio.Lock:
-        return asyncio.Lock()
+def _finds_nothing(_: Any) -> Any:
+    def stored(self: Any, draft: Any) -> None:
+        return None
 
-    return of
+    return stored
+
+
+def _keeps_nothing_between_rounds(_: Any) -> Any:
+    def keeps(self: Any, method: str, params: Any) -> bool:
+        return False
+
+    return keeps
+
+
+def _passes_on_once(_: Any) -> Any:
+    async def answer(self: Any, answer: Any, principal: Any) -> bool:
+        if self._pending.resolve(answer, principal):
+            return True
+        process = process_of(answer.id) if isinstance(answer.id, str) else None
+        if not self._relay.bus.is_remote(process):
+            return False
+        answered = QuestionAnswer(
+            id=answer.id, result=answer.result, error=answer.error, principal=principal
+        )
+        await self._relay.try_notify(process, answered)
+        return True
+
+    return answer
 
 
 def _cancels_with_the_connection(_: Any) -> Any:
@@ -239,9 +264,25 @@ DEFECTS: Final[dict[str, Defect]] = {
         "Two handlers edited the same version, and both were told that it is stored.",
         ((MemoryStore, "replace_data", _overwrites),),
     ),
-    "steps of one session overlap": Defect(
-        "Events were handed over in another order than they were stored.",
-        ((Locks, "of", _locks_nobody),),
+    "a message is dropped while the store is away": Defect(
+        "The store was away when a message or an event had to be stored: it never came.",
+        ((PendingWrites, "keep", _does_nothing),),
+    ),
+    "an event is stored again after its reply was lost": Defect(
+        "The store had an event, and its reply was lost: the client got the event twice.",
+        ((EventLog, "_stored", _finds_nothing),),
+    ),
+    "what is said between two rounds is lost": Defect(
+        "A handler reported progress while its client thought about a question, to nobody.",
+        ((HeldCall, "keeps", _keeps_nothing_between_rounds),),
+    ),
+    "the last report of a repeated call comes after its answer": Defect(
+        "A call was sent again, and its answer did not wait for the reports before it.",
+        ((Reports, "repeated", _waits_for_nothing),),
+    ),
+    "an answer to a question is passed on once": Defect(
+        "The replica that asked could not be reached just then: its handler waited for ever.",
+        ((RemoteQuestions, "answer", _passes_on_once),),
     ),
     "an answer to another replica's question is dropped": Defect(
         "The client's answer was accepted, and its handler waited for ever.",

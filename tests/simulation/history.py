@@ -65,7 +65,8 @@ Of the world:
 ``end``         the last line
 ==============  ===================================================================================
 
-A ``bystander`` in ``sends`` marks calls that must not wait for the load of others.
+A ``bystander`` in ``sends`` marks calls that must not wait for the load of others: ``seconds`` is
+what they take alone.
 """
 
 import json

@@ -366,7 +366,8 @@ def an_open_question_is_put_again(facts: Facts) -> Iterator[str]:
         is_outside = call in ended and facts.after(ended[call], asks)
         if question in told or not is_outside:
             continue
-        if session in facts.gone or facts.process_died_after(asks):
+        # A server at a URL asks on a stream, which ends with the replica that read it.
+        if session in facts.gone or facts.process_died_during(call):
             continue
         for client in sorted(facts.owners.get(session or "", set()) & answers):
             mine = [o for o in facts.by["owns"] if o["client"] == client]
