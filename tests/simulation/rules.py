@@ -310,13 +310,20 @@ def who_loses_its_session_is_told(facts: Facts) -> Iterator[str]:
 
 
 def a_question_is_put_once(facts: Facts) -> Iterator[str]:
-    """Again only to who has not answered, or has another connection."""
-    replied: dict[tuple[str, str], Record] = {}
+    """Again only to who has not answered; or its answer was lost with the process that had it. A
+    call that was sent twice has two responses, and each repeats the same request of the server's.
+    """
+    first: dict[str, Record] = {}
+    sent = Counter(each["call"] for each in facts.by["sends"])
+    replied: set[tuple[str, str]] = set()
     for record in facts.records:
         if record["what"] == "replies" and record["accepted"]:
-            replied[record["client"], record["question"]] = record
+            replied.add((record["client"], record["question"]))
         elif record["what"] == "asked":
-            if (record["client"], record["question"]) in replied:
+            asked = first.setdefault(record["question"], record)
+            is_again = (record["client"], record["question"]) in replied
+            is_repeated = sent[record["on"]] > 1 and record["id"] == asked["id"]
+            if is_again and not is_repeated and not facts.process_died_after(asked):
                 yield f"{record['client']} was asked {record['question']} again after its answer"
 
 

@@ -218,6 +218,22 @@ def test_what_was_sent_at_the_same_time_has_no_order() -> None:
     assert violations(history) == []
 
 
+def test_a_question_whose_answer_died_with_its_process_is_put_again() -> None:
+    history = good()
+    BROKEN["a_question_is_put_once"](history)
+    with_records("replies", {"what": "fault", "kind": "kill", "replica": 0})(history)
+    assert violations(history) == []
+
+
+def test_both_responses_of_a_call_that_was_sent_twice_have_its_question() -> None:
+    history = good()
+    BROKEN["a_question_is_put_once"](history)
+    other("asked", {"id": "q"}, id="q2")(history)
+    assert {violation.rule for violation in violations(history)} == {"a_question_is_put_once"}
+    again("sends")(history)
+    assert violations(history) == []
+
+
 def test_a_change_that_waits_for_the_store_is_lost_with_its_process_only() -> None:
     history = good()
     all_of(without("updated"), other("changed", {"kept": True}))(history)
