@@ -26,6 +26,7 @@ STORE_AWAY = 1
 COMMANDS = {
     "serve": "serve an MCP server with resumable sessions",
     "bridge": "give a stdio-only host a remote server that survives its connections",
+    "config": "print what a host needs in its file to use a server",
     "sessions": "list, show and end the sessions of a store",
     "acp": "serve an ACP agent whose conversations can be loaded",
     "conformance": "test a server or a client against the sessions extension",

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.cli import acp, bridge, conformance, keygen, keys, serve_options, sessions
+from mcp_sessions.cli import acp, bridge, config, conformance, keygen, keys, serve_options, sessions
 from mcp_sessions.cli.arguments import OneLineParser
 
 MAKERS = {
     "serve": serve_options.make_parser,
     "bridge": bridge.make_parser,
     "acp": acp.make_parser,
+    "config": config.make_parser,
     "conformance": conformance.make_parser,
     "keys": keys.make_parser,
     "keygen": keygen.make_parser,
