@@ -300,7 +300,7 @@ def _add_limits(group: types.Options) -> None:
     group.add(
         "--task-after S", f"time until a call is a task ({TaskPolicy().after:g})", types.duration
     )
-    group.add("--task-tools", "tasks for clients without them: task_status, task_cancel")
+    group.add("--task-tools", "two plain tools, for clients that know no tasks")
 
 
 def _add_start_and_stop(group: types.Options) -> None:
