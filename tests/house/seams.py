@@ -109,6 +109,7 @@ def used(module: Module) -> Iterator[Seam]:
                 yield seam
 
 
+@cache
 def names_of(kind: type[Any]) -> set[str]:
     """The names that a class makes itself, and those that its instances have."""
     try:
@@ -143,8 +144,9 @@ def derived(module: Module) -> Iterator[Seam]:
                     yield Seam(module.file, f"{other.__module__}.{other.__qualname__}.{name}")
 
 
-def _walked(kind: type[Any]) -> list[ast.AST]:
-    return [*ast.walk(ast.parse(dedent(inspect.getsource(kind))))]
+@cache
+def _walked(kind: type[Any]) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(dedent(inspect.getsource(kind)))))
 
 
 @cache

@@ -58,6 +58,7 @@ def test_each_seam_is_where_we_use_it(of: str, name: str) -> None:
         assert hasattr(owner, name)
 
 
+@pytest.mark.timeout(240)
 def test_the_list_is_complete() -> None:
     """And nothing is in it that no code of ours uses any more."""
     listed = {(entry["file"], name) for entry, name in NAMED}
