@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import cast
 
@@ -22,6 +23,7 @@ from mcp_sessions.acp.prompts import Options
 from mcp_sessions.acp.service import AcpService
 from mcp_sessions.acp.tasks import to_the_end
 from mcp_sessions.argument_types import checked
+from mcp_sessions.background import Background
 from mcp_sessions.errors import ConfigurationError, StoreInUse
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import SessionStore
@@ -31,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 MAX_CONVERSATIONS = 10_000_000
 """They never expire, so this is a limit of a store's whole life."""
+
+
+_FORGET_EVERY = 3_600.0
+"""Seconds between two looks for conversations to forget, at the most."""
 
 
 class AcpSessionLayer:
@@ -49,6 +55,7 @@ class AcpSessionLayer:
         store: SessionStore | str | os.PathLike[str] = "memory://",
         connect_servers: bool = True,
         connect_timeout: float = 10,
+        forget_after: float | None = None,
         grace: float = 2,
         max_message: int = 50 * 1024 * 1024,
         send_buffer: int = 1_048_576,
@@ -63,6 +70,8 @@ class AcpSessionLayer:
             connect_servers: Connect the MCP servers that clients name. False: the agent does
                 it itself, with what its ``new_session`` is given.
             connect_timeout: Seconds that one MCP server has to be ready.
+            forget_after: Seconds after its last use in which a conversation is deleted. None:
+                it is kept until a client deletes it.
             grace: Seconds that a prompt has to end after its client is gone, and again after
                 it was cancelled.
             max_message: Bytes of one message from a client; a longer one is refused.
@@ -83,9 +92,12 @@ class AcpSessionLayer:
             "max_message": max_message,
             "send_buffer": send_buffer,
         }
+        if forget_after is not None:
+            limits["forget_after"] = forget_after
         for name, value in limits.items():
             if not (value > 0 and math.isfinite(value)):
                 raise ConfigurationError(f"{name} must be a positive number, not {value!r}")
+        self._forget_after = forget_after
         self.agent = agent
         self.store: SessionStore = (
             open_store(store) if isinstance(store, (str, os.PathLike)) else store
@@ -101,6 +113,7 @@ class AcpSessionLayer:
         self._users = 0
         self._was_open = False
         self._service: AcpService | None = None
+        self._background = Background()
 
     async def __aenter__(self) -> AcpSessionLayer:
         """Open the store and connect the agent, for several clients; see :meth:`serve`."""
@@ -111,8 +124,18 @@ class AcpSessionLayer:
             await self._open_store()
             self._service = AcpService(self.agent, self.store, self._options, clock=self._clock)
             self._service.agent.start()
+            if self._forget_after is not None:
+                what = "the rounds over old conversations"
+                self._background.loop(what, partial(self._forget, self._forget_after))
         self._users += 1
         return self
+
+    async def _forget(self, after: float) -> None:
+        while self._service is not None:
+            count = await self._service.openings.forget(self._clock() - after)
+            if count:
+                logger.info("%d conversations were deleted: nobody used them any more", count)
+            await asyncio.sleep(min(_FORGET_EVERY, after))
 
     async def _open_store(self) -> None:
         """Open the store. If the process before still has it, wait for that process to leave.
@@ -145,6 +168,7 @@ class AcpSessionLayer:
         if self._users == 0:
             service, self._service = self._service, None
             try:
+                await self._background.close()
                 if service is not None:
                     await service.agent.stop()
             finally:

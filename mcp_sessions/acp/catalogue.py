@@ -42,6 +42,16 @@ def at(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
 
 
+def used_at(record: SessionRecord) -> float:
+    """Return when a conversation was opened or asked last, in seconds since 1970."""
+    said = record.state.values.get(UPDATED_AT)
+    try:
+        return datetime.fromisoformat(str(said)).timestamp()
+    except ValueError:
+        # It is only just being made.
+        return record.life.created_at
+
+
 def title_of(prompt: Iterable[dict[str, Any]]) -> str | None:
     for block in prompt:
         text = block.get("text")

@@ -1,4 +1,4 @@
-"""``session/new``, ``session/load``, ``session/resume``, ``session/list``, ``session/close``.
+"""``session/new``, ``load``, ``resume``, ``fork``, ``list``, ``close`` and ``delete``.
 
 Rules, tested in ``tests/acp/test_conversation_methods.py`` and ``test_documents.py``:
 
@@ -7,6 +7,9 @@ Rules, tested in ``tests/acp/test_conversation_methods.py`` and ``test_documents
    entries have been streamed").
 3. Messages of the agent while it opens a session come after the answer: the client does not know
    the session before. Messages that it repeats are left out: the record has them.
+4. A conversation that is deleted is gone from the store before the answer, with its record. What
+   runs for it anywhere ends with its next update. To delete it again changes nothing.
+5. A fork has a copy of the record as it is. A record beyond a bound is not copied.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from mcp_sessions.acp.params import (
     session_id_of,
 )
 from mcp_sessions.acp.prompts import Options, Prompts
+from mcp_sessions.acp.record import Record
 from mcp_sessions.acp.registry import Registry
 from mcp_sessions.acp.servers import UNKNOWN_TYPE, Servers, Unreachable
 from mcp_sessions.core.states import Mode
@@ -46,6 +50,9 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
+
+MAX_COPIED = 16_777_216
+"""Bytes of a record that is copied for a fork."""
 
 NOTICE = "io.github.mcp-sessions/notice"
 """``_meta`` key of an update that the layer sends in the agent's place."""
@@ -65,18 +72,43 @@ class Openings:
         self._others = transports
 
     async def new(self, incoming: Incoming) -> None:
+        await self._make(incoming)
+
+    async def fork(self, incoming: Incoming) -> None:
+        session_id = session_id_of(incoming.params)
+        forked = await self._registry.record_of(session_id)
+        conversation = self._registry.find(session_id)
+        own_id = conversation.agent_id if conversation is not None else None
+        own_id = own_id or forked.state.values.get(catalogue.AGENT_SESSION)
+        if not may_fork(self._agent):
+            raise acp_errors.method_not_found(incoming.method)
+        await self._make(incoming, forked, own_id)
+
+    async def _make(
+        self, incoming: Incoming, forked: SessionRecord | None = None, own_id: object = None
+    ) -> None:
+        """Make a conversation.
+
+        Args:
+            forked: The one whose record it gets.
+            own_id: The agent's name for that one.
+        """
         params, link = incoming.params, incoming.link
         cwd, directories = cwd_of(params), directories_of(params)
-        specs = servers_of(params, required=True, others=self._others)
-        record = await self._store.create(Mode.AGENT, ANONYMOUS, peer=None, now=self._clock())
-        async with self._registry.lock(record.session_id):
-            conversation = self._conversation(record.session_id, cwd)
-            opening = Opening(is_new=True)
+        specs = servers_of(params, required=forked is None, others=self._others)
+        made = await self._store.create(Mode.AGENT, ANONYMOUS, peer=None, now=self._clock())
+        async with self._registry.lock(made.session_id):
+            conversation = self._conversation(made.session_id, cwd)
+            opening = Opening(is_new=forked is None)
+            method, asked = "session/new", _opening_params(params, specs)
+            asked.pop("sessionId", None)
+            if forked is not None and self._agent.has("fork_session"):
+                method, asked = incoming.method, {**asked, "sessionId": own_id}
             try:
+                if forked is not None:
+                    await self._copy(forked, made.session_id)
                 failed = await self._connect(conversation, specs)
-                result = await self._call_opening(
-                    "session/new", _opening_params(params, specs), link, conversation, opening
-                )
+                result = await self._call_opening(method, asked, link, conversation, opening)
                 await self._remember(conversation, cwd, directories, failed)
                 answer = {**result, "sessionId": conversation.session_id}
                 await conversation.show_to(
@@ -89,6 +121,29 @@ class Openings:
             finally:
                 opening.ended = True
             await self._opened(conversation, opening, failed)
+
+    async def _copy(self, forked: SessionRecord, session_id: SessionId) -> None:
+        """Copy a conversation's record, as far as it goes now.
+
+        Raises:
+            RequestError: It is too large.
+        """
+        before = Record(self._store, forked.session_id, self._clock)
+        copy = Record(self._store, session_id, self._clock)
+        number, left = (await before.head()).number, MAX_COPIED
+        async for page in before.pages():
+            for event in page:
+                left -= len(event.payload)
+                if left < 0:
+                    text = f"a record of more than {MAX_COPIED} bytes is not copied"
+                    raise acp_errors.invalid_request(text, "too_large")
+                if event.number <= number:
+                    await copy.append(Record.updates([event]))
+            if page[-1].number >= number:
+                break
+        title = forked.state.values.get(catalogue.TITLE)
+        if title is not None:
+            await self._store.change_state(session_id, {catalogue.TITLE: title}, ())
 
     async def load(self, incoming: Incoming) -> None:
         params, link = incoming.params, incoming.link
@@ -167,12 +222,10 @@ class Openings:
     ) -> Json:
         call = Call(link, conversation, opening=opening)
         result = await self._agent.call(method, params, call)
-        if method == "session/new":
+        if method in ("session/new", "session/fork"):
             agent_id = result.get("sessionId")
             if not isinstance(agent_id, str) or not agent_id:
-                raise acp_errors.internal_error(
-                    "the agent's answer to session/new has no sessionId"
-                )
+                raise acp_errors.internal_error(f"the agent's answer to {method} has no sessionId")
             self._registry.name(conversation, agent_id)
         return result
 
@@ -236,6 +289,37 @@ class Openings:
             await self._detach(conversation, incoming.link)
         incoming.answer({})
 
+    async def delete(self, incoming: Incoming) -> None:
+        session_id = session_id_of(incoming.params)
+        await self._delete(session_id, incoming.link)
+        incoming.answer({})
+
+    async def _delete(self, session_id: SessionId, link: Link) -> None:
+        async with self._registry.lock(session_id):
+            record = await self._store.load(session_id, now=self._clock())
+            if record is None or record.mode is not Mode.AGENT:
+                return
+            # First: if the store is away, nothing has changed.
+            await self._store.end(session_id)
+            conversation = self._registry.find(session_id)
+            if conversation is not None:
+                await self._prompts.end(conversation, conversation.link or link)
+                await self._detach(conversation, conversation.link or link)
+
+    async def forget(self, before: float) -> int:
+        """Delete the conversations that nobody used since then. Return how many.
+
+        Raises:
+            StoreUnavailable: The rest waits for the next time.
+        """
+        forgotten = 0
+        for record in await self._store.all_sessions(ANONYMOUS):
+            is_open = self._registry.find(record.session_id) is not None
+            if record.mode is Mode.AGENT and not is_open and catalogue.used_at(record) < before:
+                await self._store.end(record.session_id)
+                forgotten += 1
+        return forgotten
+
     async def client_disconnected(self, link: Link) -> None:
         for conversation in self._registry.shown_to(link):
             async with self._registry.lock(conversation.session_id):
@@ -258,6 +342,13 @@ class Openings:
     async def _forget(self, conversation: OpenConversation) -> None:
         self._registry.remove(conversation)
         await conversation.release()
+
+
+def may_fork(agent: AgentSide) -> bool:
+    """Whether a fork is a whole conversation: to an agent with a memory of its own, the copy of a
+    record alone is a session that it does not know.
+    """
+    return agent.has("fork_session") or not agent.has("load_session")
 
 
 def _opening_params(params: Json, specs: list[ServerSpec]) -> Json:

@@ -70,7 +70,12 @@ def may_be_called(method: str, params: Mapping[str, Any], declared: Mapping[str,
 
 
 def with_ours(
-    result: Mapping[str, Any], version: int, *, connects_servers: bool, survives: bool
+    result: Mapping[str, Any],
+    version: int,
+    *,
+    connects_servers: bool,
+    survives: bool,
+    forks: bool,
 ) -> dict[str, Any]:
     """The agent's answer to ``initialize``, with what the layer adds.
 
@@ -80,11 +85,15 @@ def with_ours(
         connects_servers: Whether the layer connects the MCP servers.
         survives: Whether the store keeps conversations over a restart. A client that reads
             ``loadSession`` counts on that.
+        forks: Whether a copy of a conversation is one that the agent knows.
     """
     declared = members_of(result.get("agentCapabilities"))
     sessions = dict(members_of(declared.get("sessionCapabilities")))
-    # Its copy would be a conversation that the log knows nothing of.
-    sessions.pop("fork", None)
+    provided = ["resume", "list", "close", "delete"]
+    if forks:
+        provided.append("fork")
+    else:
+        sessions.pop("fork", None)
     ours: dict[str, Any] = {
         **declared,
         "loadSession": survives,
@@ -92,7 +101,7 @@ def with_ours(
             **sessions,
             **{
                 name: members_of(sessions.get(name))  # also what the agent says about it
-                for name in ("resume", "list", "close")
+                for name in provided
             },
         },
     }

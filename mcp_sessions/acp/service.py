@@ -7,7 +7,7 @@ from typing import cast
 from mcp_sessions.acp import acp_errors, catalogue
 from mcp_sessions.acp.agent import AcpAgent, AgentSide
 from mcp_sessions.acp.agent_questions import Answered, Json, Question
-from mcp_sessions.acp.conversation_methods import Openings
+from mcp_sessions.acp.conversation_methods import Openings, may_fork
 from mcp_sessions.acp.current import CALL, Call, Opening
 from mcp_sessions.acp.link import Incoming, Link
 from mcp_sessions.acp.negotiation import client_capabilities, negotiated, with_ours
@@ -57,7 +57,11 @@ class AcpService:
         )
         connects = self._options.connect_servers
         answer = with_ours(
-            result, version, connects_servers=connects, survives=self._store.survives_process
+            result,
+            version,
+            connects_servers=connects,
+            survives=self._store.survives_process,
+            forks=may_fork(self.agent),
         )
         servers = cast("Json", answer["agentCapabilities"].get("mcpCapabilities") or {})
         self.openings.agent_connects(
@@ -82,8 +86,10 @@ class AcpService:
                 await self.openings.close(incoming)
             case "session/prompt":
                 await self.prompts.prompt(incoming)
+            case "session/delete":
+                await self.openings.delete(incoming)
             case "session/fork":
-                raise acp_errors.method_not_found(incoming.method)
+                await self.openings.fork(incoming)
             case _:
                 await self._pass_on(incoming)
 

@@ -84,7 +84,11 @@ def _layer(options: argparse.Namespace) -> AcpSessionLayer:
         return isinstance(value, AcpSessionLayer)
 
     loaded = load_target(options.target, kinds=(is_layer, _is_agent), what=SERVABLE)
-    given = {"--store": options.store, "--connect-timeout": options.connect_timeout}
+    limits = {name: getattr(options, name) for name in ("connect_timeout", "forget_after")}
+    given = {
+        "--store": options.store,
+        **{f"--{name.replace('_', '-')}": value for name, value in limits.items()},
+    }
     if isinstance(loaded, AcpSessionLayer):
         refused = [name for name, value in given.items() if value is not None]
         if refused:
@@ -93,7 +97,6 @@ def _layer(options: argparse.Namespace) -> AcpSessionLayer:
                 f"set them there, not with {' '.join(refused)}"
             )
         return loaded
-    limits = {"connect_timeout": options.connect_timeout}
     chosen = {name: value for name, value in limits.items() if value is not None}
     return AcpSessionLayer(loaded, store=store, **chosen)  # pyright: ignore[reportArgumentType]
 
@@ -121,5 +124,6 @@ def make_parser() -> types.OneLineParser:
     agent.add("--agent TARGET", "an agent, or an AcpSessionLayer", dest="target", required=True)
     agent.add("--store URL", f"store: sqlite:///conversations.db ({DEFAULT_STORE})")
     agent.add("--connect-timeout S", "time for an MCP server to be ready (10)", types.seconds)
+    agent.add("--forget-after S", "delete conversations unused for S (never)", types.seconds)
     types.add_log_options(parser.group("log"), level="warning")
     return parser

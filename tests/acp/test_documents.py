@@ -264,7 +264,10 @@ async def test_what_the_layer_provides_is_declared_and_what_the_agent_declares_i
         "loadSession": False,
         "promptCapabilities": {"image": True},
         "mcpCapabilities": {"http": True, "sse": True, "acp": True},
-        "sessionCapabilities": {"resume": {"_meta": {"a": 1}}, "list": {}, "close": {}},
+        "sessionCapabilities": {
+            "resume": {"_meta": {"a": 1}},
+            **{name: {} for name in ("list", "close", "delete", "fork")},
+        },
         "_meta": {"agent": "its own"},
     }
 

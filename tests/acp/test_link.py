@@ -61,7 +61,7 @@ async def expect_still_serves(client: RawClient) -> None:
         (b'{"jsonrpc":"2.0","id":5,"method":"no/such/method"}', -32601, 5),
         (b'{"jsonrpc":"2.0","id":5,"method":"_vendor/method","params":{}}', -32601, 5),
         (b'{"jsonrpc":"2.0","id":5,"method":""}', -32601, 5),
-        (b'{"jsonrpc":"2.0","id":5,"method":"session/fork","params":{}}', -32601, 5),
+        (b'{"jsonrpc":"2.0","id":5,"method":"session/fork","params":{}}', -32602, 5),
     ],
 )
 async def test_what_is_no_request_is_answered_and_harms_nobody(
