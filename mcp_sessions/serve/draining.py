@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Sequence
@@ -117,9 +116,11 @@ class Draining:
                 task.cancel()
 
     async def _arriving(self, timeout: float) -> None:
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(timeout):
                 await self._all_arrived.wait()
+        except TimeoutError:
+            self.arrivals.give_up()
 
     async def _notify_everyone(self) -> None:
         """Ask clients to reconnect. A store that is away delays neither that nor running calls."""

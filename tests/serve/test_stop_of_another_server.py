@@ -47,6 +47,16 @@ app = Starlette(routes=layer.routes(), lifespan=layer.lifespan)
 """
 )
 
+BEHIND = (
+    MOUNTED
+    + """
+from starlette.middleware.base import BaseHTTPMiddleware
+async def passes(request, call_next):
+    return await call_next(request)
+app.add_middleware(BaseHTTPMiddleware, dispatch=passes)
+"""
+)
+
 BY_HAND = (
     APP
     + """
@@ -67,6 +77,7 @@ SERVERS: dict[str, tuple[str, list[str]]] = {
     "uvicorn": (WHOLE, ["-m", "uvicorn", "app:app", "--no-access-log", "--fd"]),
     "h11": (WHOLE, ["-m", "uvicorn", "app:app", "--no-access-log", "--http", "h11", "--fd"]),
     "mounted": (MOUNTED, ["-m", "uvicorn", "app:app", "--no-access-log", "--fd"]),
+    "behind middleware": (BEHIND, ["-m", "uvicorn", "app:app", "--no-access-log", "--fd"]),
     "by hand": (BY_HAND, ["app.py"]),
     "workers": (WHOLE, ["-m", "uvicorn", "app:app", "--workers", "2", "--fd"]),
     "reload": (WHOLE, ["-m", "uvicorn", "app:app", "--reload", "--fd"]),
@@ -145,6 +156,18 @@ def listen_stream(setup: Setup, seconds: float) -> socket.socket:
     return sock
 
 
+def body_without_end(setup: Setup, seconds: float) -> socket.socket:
+    sock = setup.connect()
+    sock.sendall(setup.post(b"{", declared=1_000))
+    return sock
+
+
+def no_body(setup: Setup, seconds: float) -> socket.socket:
+    sock = setup.connect()
+    sock.sendall(setup.post(b"", declared=1_000))
+    return sock
+
+
 def websocket(setup: Setup, seconds: float) -> socket.socket:
     sock = setup.connect()
     sock.sendall(setup.upgrade())
@@ -178,6 +201,19 @@ def test_uvicorn_stops_while_a_client_has_a_stream(what: str, tmp_path: Path) ->
         assert "Application shutdown complete" in said and "Traceback" not in said, said
         rest = closed_by_peer(sock)
         assert ("call" not in what) or b"-31012" in rest, rest
+
+
+@pytest.mark.parametrize("sent", [body_without_end, no_body])
+@pytest.mark.parametrize("server", ["uvicorn", "h11", "mounted", "behind middleware"])
+def test_a_body_that_never_ends_delays_no_stop(
+    server: str, sent: Callable[[Setup, float], socket.socket], tmp_path: Path
+) -> None:
+    with running(server, tmp_path) as setup:
+        session(setup)
+        sock = sent(setup, 0)
+        said = stopped(setup)
+        assert "Application shutdown complete" in said and "Traceback" not in said, said
+        assert closed_by_peer(sock).startswith(b"HTTP/1.1 503 ")
 
 
 @pytest.mark.parametrize("server", SERVERS)

@@ -4,6 +4,7 @@ that leads straight to it where nothing else stands before it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,11 @@ _ARRIVED = "mcp_sessions.arrived"
 """In the scope of a request that came before what stands before the endpoint: see
 :meth:`Arrivals.enter`."""
 
+_LATE = 10.0
+"""Seconds that a request has which comes when the server stops: it may be an answer to one that
+runs.
+"""
+
 _CHALLENGE = (b"www-authenticate", b'Bearer error="invalid_token"')
 
 RETRY_AFTER_STORE = 1.0
@@ -70,8 +76,12 @@ class Arriving:
         arrival = self._arrivals.enter()
         try:
             await self._app({**scope, _ARRIVED: arrival}, receive, send)
+        except asyncio.CancelledError:
+            if arrival is None or not self._arrivals.was_given_up(arrival):
+                raise
+            await _refuse(send, 0)
         finally:
-            if arrival is not None:
+            if arrival is not None and arrival in self._arrivals.inside:
                 self._arrivals.arrived(arrival)
 
 
@@ -175,13 +185,21 @@ class StreamableHttp:
         arrivals = self._arrivals
         arrival = scope.get(_ARRIVED) or arrivals.enter()
         if arrival is None:
-            await self._serve(scope, receive, send, None)
+            try:
+                async with asyncio.timeout(_LATE):
+                    await self._serve(scope, receive, send, None)
+            except TimeoutError:
+                await self._refuse(send)
             return
         if scope["method"] != "POST":
             # A stream ends with the server, whenever it came.
             arrivals.arrived(arrival)
         try:
             await self._serve(scope, receive, send, partial(arrivals.arrived, arrival))
+        except asyncio.CancelledError:
+            if not arrivals.was_given_up(arrival):
+                raise
+            await self._refuse(send)
         finally:
             if arrival in arrivals.inside:
                 arrivals.arrived(arrival)
@@ -261,12 +279,15 @@ class StreamableHttp:
             await _unavailable(send, error, RETRY_AFTER_STORE)
 
     async def _refuse(self, send: Send) -> None:
-        error = stopping().error or {}
-        await _unavailable(send, error, self._availability.retry_after or 0)
+        await _refuse(send, self._availability.retry_after or 0)
 
 
 def _late() -> None:
     """Used after shutdown began: there is no arrival to release."""
+
+
+async def _refuse(send: Send, retry_after: float) -> None:
+    await _unavailable(send, stopping().error or {}, retry_after)
 
 
 async def _unavailable(send: Send, error: Mapping[str, Any], retry_after: float) -> None:

@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
@@ -49,30 +49,34 @@ class Disconnected(Exception):
 class Arrivals:
     """Requests on their way in: an HTTP POST from the first that is known of it until it runs or
     was answered. A request that arrived before a layer begins to stop is served, if it is soon
-    authenticated, read and looked up.
+    authenticated, read and looked up. Otherwise it is refused: the server of an application would
+    wait for it.
     """
 
     def __init__(self) -> None:
         self.on_first: Callable[[], None] | None = None
         """Called once, when the first request comes."""
 
-        self.inside: set[object] = set()
-        """Those on their way."""
+        self.inside: set[asyncio.Task[Any]] = set()
+        """The tasks of those on their way."""
+
+        self._given_up: set[asyncio.Task[Any]] = set()
 
         self._on_none: Callable[[], None] | None = None
 
-    def enter(self) -> object | None:
-        """Return a token for an arriving request. None: it arrives too late."""
+    def enter(self) -> asyncio.Task[Any] | None:
+        """Return the task of an arriving request. None: it arrives too late."""
         if self.on_first is not None:
             on_first, self.on_first = self.on_first, None
             on_first()
         if self._on_none is not None:
             return None
-        arrival = object()
-        self.inside.add(arrival)
+        arrival = asyncio.current_task()
+        if arrival is not None:
+            self.inside.add(arrival)
         return arrival
 
-    def arrived(self, arrival: object) -> None:
+    def arrived(self, arrival: asyncio.Task[Any]) -> None:
         """Note that a request runs, or was answered. To repeat it changes nothing."""
         self.inside.discard(arrival)
         if self._on_none is not None:
@@ -87,6 +91,19 @@ class Arrivals:
         """
         self._on_none = on_none
         self._notify()
+
+    def give_up(self) -> None:
+        """Refuse those that are still on their way."""
+        for arrival in self.inside - self._given_up:
+            self._given_up.add(arrival)
+            arrival.cancel()
+
+    def was_given_up(self, arrival: asyncio.Task[Any]) -> bool:
+        if arrival not in self._given_up:
+            return False
+        self._given_up.remove(arrival)
+        arrival.uncancel()
+        return True
 
     def _notify(self) -> None:
         if self._on_none is not None and not self.inside:
