@@ -26,7 +26,17 @@ from mcp_sessions.client.reports import ConnectionLost, Loss, OnLost, OnResume, 
 from mcp_sessions.client.requests import PendingRequest, Questions, Requests
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.core.listen_messages import FLAGS
-from mcp_sessions.core.messages import Json, RequestId, encode, members_of, meta_of, texts_of
+from mcp_sessions.core.messages import (
+    Json,
+    RequestId,
+    encode,
+    entries_of,
+    members_of,
+    meta_of,
+    texts_of,
+)
+from mcp_sessions.core.named import name_in
+from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 
 logger = logging.getLogger(__name__)
@@ -34,6 +44,16 @@ logger = logging.getLogger(__name__)
 _Value = TypeVar("_Value")
 
 _CLOSED = "the transport was closed"
+_RUNS = 3
+"""Times that a call is sent anew, at most."""
+
+_TOOLS = 1_000
+"""Tools that are known to be safe, at most."""
+
+
+def _no_tools() -> Recent[str, None]:
+    return Recent(_TOOLS)
+
 
 _FLAGS = {method_names.CHANGED[kind]: flag for kind, flag in FLAGS.items()}
 
@@ -206,6 +226,9 @@ class Application:
     requests: Requests = field(init=False, default_factory=Requests)
     questions: Questions = field(init=False, default_factory=Questions)
     listens: Listens = field(init=False, default_factory=Listens)
+    _safe_tools: Recent[str, None] = field(init=False, default_factory=_no_tools)
+    """Tools that may run again, by the server's lists."""
+
     why_ended: str | None = field(init=False, default=None)
     """Why its side was ended, and what to do, if not for the server's end."""
 
@@ -229,6 +252,29 @@ class Application:
             self.listens.remove(pending.app_id)
             await self.deliver({**answer, "id": pending.app_id})
             pending.settled.set()
+
+    def learn_tools(self, result: Mapping[str, Any]) -> None:
+        for entry in entries_of(result.get("tools")):
+            tool = members_of(entry)
+            name, hints = tool.get("name"), members_of(tool.get("annotations"))
+            if isinstance(name, str):
+                self._safe_tools.pop(name, None)
+                if hints.get("readOnlyHint") is True or hints.get("idempotentHint") is True:
+                    self._safe_tools.keep(name, None)
+
+    def begins_anew(self, pending: PendingRequest) -> bool:
+        """Whether a call whose outcome is unknown is sent again, as if it was not sent before. A
+        host that manages its sessions decides that by itself.
+        """
+        name = name_in(pending.method, pending.message.get("params"))
+        is_safe = pending.method == method_names.CALL_TOOL and name in self._safe_tools
+        if not is_safe or pending.is_hosts or self._runtime.policy.repeat != "safe":
+            return False
+        if pending.runs >= _RUNS or pending.first_sent is None:
+            return False
+        logger.info("the outcome of a call is unknown: it is sent again, since its tool allows it")
+        pending.begin_anew()
+        return True
 
     async def give_up_on(self, pending: PendingRequest, cause: str = "") -> None:
         """Answer what the server will not answer any more.

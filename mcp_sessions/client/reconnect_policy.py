@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from mcp_sessions.argument_types import check_fields
 from mcp_sessions.errors import ConfigurationError
@@ -61,9 +62,14 @@ class ReconnectPolicy:
     connection.
     """
 
+    repeat: Literal["safe", "never"] = "safe"
+    """Whether a tool call whose outcome is unknown is sent again. ``safe``: if the server's list
+    says that the tool is read-only or idempotent. The call then may run more than once.
+    """
+
     def __post_init__(self) -> None:
         check_fields(self)
         for limit in fields(self):
             value = getattr(self, limit.name)
-            if not (value > 0 and math.isfinite(value)):
+            if limit.name != "repeat" and not (value > 0 and math.isfinite(value)):
                 raise ConfigurationError(f"{limit.name} must be a positive number, not {value!r}")

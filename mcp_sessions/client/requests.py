@@ -70,6 +70,9 @@ class PendingRequest:
     sent_before: bool = field(init=False, default=False)
     """An earlier sending may have reached the server."""
 
+    runs: int = field(init=False, default=0)
+    """How often it was sent anew, after an unknown outcome."""
+
     refusals: int = field(init=False, default=0)
     """How often it was refused because its session was not there."""
 
@@ -139,6 +142,10 @@ class PendingRequest:
     def refused(self) -> int:
         self.refusals += 1
         return self.refusals
+
+    def begin_anew(self) -> None:
+        self.runs += 1
+        self.forget_sending()
 
     def lose_link(self, cause: str) -> None:
         self.link = None

@@ -485,6 +485,11 @@ class ResumingClient:
         elif result is not None and peer.session is None:
             peer.lives.used()
         self._state.progressed()
+        if result is not None and pending.method == method_names.LIST_TOOLS:
+            app.learn_tools(result)
+        if messages.says_unknown(error) and app.begins_anew(pending):
+            await self._sender.orphaned(pending)
+            return
         if not pending.is_hosts and messages.says_unknown(error):
             # ERR7: the wire says no more. The application knows the request by its name. Only a
             # host that manages its sessions gets each answer as the server gave it.

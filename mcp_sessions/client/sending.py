@@ -180,7 +180,7 @@ class Sender:
         return not is_named and self._peer.sessions.session_of(pending.message)[0] is None
 
     async def request_or_give_up(self, pending: PendingRequest) -> None:
-        if self._may_send_again(pending):
+        if self._may_send_again(pending) or self._app.begins_anew(pending):
             await self.request(pending)
         else:
             await self._app.give_up_on(pending)
@@ -250,7 +250,7 @@ class Sender:
 
     async def session_refused(self, pending: PendingRequest, error: Json) -> None:
         generation = pending.generation
-        if self._may_have_started(pending, error):
+        if self._may_have_started(pending, error) and not self._app.begins_anew(pending):
             # CLI6: it was running when its session ended, and is not run again.
             await self._app.give_up_on(pending, reports.SESSION_GONE)
         elif self._is_refused_for_good(pending):
@@ -343,7 +343,7 @@ class Sender:
             await self._retry(pending, failure)
         else:
             self._recovery.lose(link, failure)
-            if not self._may_send_again(pending):
+            if not (self._may_send_again(pending) or self._app.begins_anew(pending)):
                 await self._app.give_up_on(pending)
 
     def _step_after(self, failure: Failure, pending: PendingRequest) -> Step:
@@ -390,7 +390,7 @@ class Sender:
 
     async def _retry(self, pending: PendingRequest, failure: Failure) -> None:
         runtime = self._runtime
-        if not self._may_send_again(pending):
+        if not (self._may_send_again(pending) or self._app.begins_anew(pending)):
             await self._app.give_up_on(pending)
             return
         asked = min(failure.retry_after or 0.0, runtime.policy.give_up_after)
