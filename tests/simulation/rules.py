@@ -363,14 +363,21 @@ def a_handler_that_asks_is_told(facts: Facts) -> Iterator[str]:
 
 
 def an_open_question_is_put_again(facts: Facts) -> Iterator[str]:
-    """Who has its session again is asked what it was asked outside of any call."""
+    """Who has its session again is asked what it was asked while no call of it ran: else the
+    question may be that call's.
+    """
     told = {record["question"] for record in facts.by["told"]}
     ended = {record["call"]: record for record in facts.by["ended"]}
     answers = {c["client"] for c in facts.by["connects"] if c.get("answers")}
     for asks in facts.by["asks"]:
         question, call = asks["question"], asks["call"]
         session = facts.session_of.get(call)
-        is_outside = call in ended and facts.after(ended[call], asks)
+        is_outside = not any(
+            facts.session_of.get(ran["call"]) == session
+            and facts.after(ran, asks)
+            and (ran["call"] not in ended or facts.after(asks, ended[ran["call"]]))
+            for ran in facts.by["ran"]
+        )
         if question in told or not is_outside:
             continue
         # A server at a URL asks on a stream, which ends with the replica that read it.
