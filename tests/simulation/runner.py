@@ -149,9 +149,15 @@ class Run:
             async with asyncio.timeout(_AIMS):
                 await aimed.has_hit.wait()
         replica.store_faults.aimed.remove(aimed)
-        if replica.chosen is None and aimed.has_hit.is_set() and aimed.how.startswith("kill"):
-            await asyncio.sleep(fault["for"])
-            await replica.start()
+        if not aimed.how.startswith("kill") or not aimed.has_hit.is_set():
+            return
+        for _ in range(100):
+            if replica.chosen is None:
+                await asyncio.sleep(fault["for"])
+                await replica.start()
+                return
+            # The call has its effect first.
+            await asyncio.sleep(0.05)
 
     async def clear_up(self) -> None:
         """End everything, also what was killed, in asyncio's own order."""

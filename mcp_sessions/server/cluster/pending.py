@@ -42,6 +42,9 @@ class Pending:
     """Updates that its client did not get yet, each with its size, and turns of what is asked."""
 
     size: int = field(init=False, default=0)
+    newest: int = field(init=False, default=0)
+    """The number of the newest update."""
+
     is_full: bool = field(init=False, default=False)
     is_open: bool = field(init=False, default=True)
     """Whether its client listens."""
@@ -57,6 +60,10 @@ class Pending:
     """The questions within it: how the sender of each leaves, and the task."""
 
     def add(self, update: Update) -> None:
+        if update.number and update.number <= self.newest:
+            # It came before: its sender did not learn that.
+            return
+        self.newest = update.number
         size = len(encode(update.message)) + _OVERHEAD
         if self.size and self.size + size > _WAITING and "id" not in update.message:
             if not self.is_full:
@@ -99,6 +106,7 @@ class Pending:
 
     def is_sent(self) -> None:
         self.is_gone = False
+        self.newest = 0
 
     def end(self, result: Result) -> None:
         if self.result is None:

@@ -17,7 +17,8 @@ Rules:
    process may be reconnecting. If the process is dead, or speaks another version of the messages,
    the sender knows that the request did not run.
 5. Progress on a question is a request without a result, and its sender does not wait.
-6. Updates that wait for a slow client, and results that are kept, are bounded in bytes.
+6. An update waits until the exchange has it. It has a number: the sender takes it once, in order.
+7. Updates that wait for a slow client, and results that are kept, are bounded in bytes.
 """
 
 from __future__ import annotations
@@ -101,8 +102,25 @@ class Asker:
 
     _on_listening: Callable[[bool], None] | None = None
 
+    _updates: int = 0
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
     async def update(self, message: Mapping[str, Any]) -> None:
-        await self.relay.bus.try_send(Update(ask=self.name, message=message), to=self.process)
+        """Send a message that comes before the result. It is sent again until it arrived, and the
+        later ones wait for it.
+        """
+        bus = self.relay.bus
+        async with self._turn:
+            self._updates += 1
+            update = Update(ask=self.name, message=message, number=self._updates)
+            while not self.is_gone:
+                try:
+                    is_heard = await bus.send(update, to=self.process)
+                    if is_heard or not await bus.is_alive(self.process):
+                        return
+                except StoreUnavailable as failed:
+                    logger.warning("a message of a request waits for the store: %s", failed)
+                await asyncio.sleep(_SENT_AGAIN)
 
     def leaves(self) -> None:
         self.is_gone = True

@@ -312,6 +312,9 @@ class Update:
     message: Mapping[str, Any]
     """A message of JSON-RPC: a notification, or a request to its client."""
 
+    number: int = 0
+    """Among the updates of its request, from 1. 0: an earlier release does not count them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:

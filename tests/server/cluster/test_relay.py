@@ -4,12 +4,12 @@ sender waits.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
-from mcp_sessions.errors import OutcomeUnknown
+from mcp_sessions.errors import OutcomeUnknown, StoreUnavailable
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.security import mint_process
 from mcp_sessions.server.cluster import relay
@@ -240,6 +240,40 @@ async def test_progress_that_takes_long_is_not_cancelled() -> None:
         there.may_end.set()
         await asyncio.sleep(1)
         assert there.runs == 1 and not there.sent
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_an_update_that_the_store_did_not_take_waits_and_comes_once(is_there: bool) -> None:
+    """The store fails before or after it has the first of them; the second one waits."""
+    async with sides() as (here, there):
+        heard: list[object] = []
+
+        async def hears(message: Mapping[str, Any]) -> None:
+            heard.append(message["n"])
+
+        async def reports(asker: Asker, _: object) -> relay.RelayedOutcome:
+            await asyncio.gather(*(asker.update({"n": n}) for n in range(3)))
+            return {}, None
+
+        sends, failures = there.send, 3
+
+        async def fails(message: Message, *, to: str) -> bool:
+            nonlocal failures
+            if not isinstance(message, Update) or not failures:
+                return await sends(message, to=to)
+            failures -= 1
+            if is_there:
+                await sends(message, to=to)
+            raise StoreUnavailable("away")
+
+        async def logs(message: Message, *, to: str) -> None:
+            with suppress(StoreUnavailable):
+                await fails(message, to=to)
+
+        there.serve, there.send = reports, fails
+        there.try_send = logs  # pyright: ignore[reportAttributeAccessIssue]
+        result = await here.relay.ask(there.process, QUESTION, hears)
+        assert result.result == {} and heard == [0, 1, 2]
 
 
 async def test_whether_the_client_listens_is_said_at_once_and_again() -> None:

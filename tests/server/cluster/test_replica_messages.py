@@ -41,6 +41,7 @@ BEFORE = (Path(__file__).parent / "written_before.jsonl").read_bytes().splitline
 YOUNGER = {
     "change": {"id"},
     "displaced": {"instance"},
+    "update": {"number"},
 }
 """Kind → the members that were added to it, and that an older release does not send."""
 
