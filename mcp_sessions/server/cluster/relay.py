@@ -109,14 +109,13 @@ class Asker:
         """Send a message that comes before the result. It is sent again until it arrived, and the
         later ones wait for it.
         """
-        bus = self.relay.bus
+        bus, process = self.relay.bus, self.process
         async with self._turn:
             self._updates += 1
             update = Update(ask=self.name, message=message, number=self._updates)
             while not self.is_gone:
                 try:
-                    is_heard = await bus.send(update, to=self.process)
-                    if is_heard or not await bus.is_alive(self.process):
+                    if await bus.send(update, to=process) or not await bus.is_alive(process):
                         return
                 except StoreUnavailable as failed:
                     logger.warning("a message of a request waits for the store: %s", failed)
