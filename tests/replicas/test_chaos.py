@@ -55,11 +55,11 @@ POLICY = ReconnectPolicy(
 class Replica:
     """A process that serves, on a port that it keeps."""
 
-    def __init__(self, store: str, environment: dict[str, str]) -> None:
+    def __init__(self, store: str, environment: dict[str, str], *options: str) -> None:
         self.port = free_port()
         self._command = [
             sys.executable, "-m", "mcp_sessions.cli", "serve", str(APP), "--store", store,
-            "--port", str(self.port), "--log-level", "warning",
+            "--port", str(self.port), "--log-level", "warning", *options,
         ]  # fmt: skip
         self._environment = environment
         self._log = Path(environment["RUNS"]).with_name(f"replica-{self.port}.log")
@@ -169,13 +169,13 @@ class Worker:
 
 
 @contextmanager
-def replicas(count: int, store: str, directory: Path) -> Generator[list[Replica]]:
+def replicas(count: int, store: str, directory: Path, *options: str) -> Generator[list[Replica]]:
     environment = {
         **os.environ,
         "RUNS": str(directory / "runs"),
         "MCP_SESSIONS_KEYS": mint_key(),
     }
-    made = [Replica(store, environment) for _ in range(count)]
+    made = [Replica(store, environment, *options) for _ in range(count)]
     try:
         for replica in made:
             replica.start()

@@ -520,7 +520,7 @@ async def test_a_task_that_is_not_stored_any_more_is_not_written_again() -> None
 
 
 async def test_a_poll_costs_the_same_however_many_tasks_are_open() -> None:
-    """And less than a call of a tool."""
+    """At most 1.5 times a ping, and less than a call of a tool."""
     async with world(store=MemoryStore(), tasks=TaskPolicy(always={"wait"})) as w:
         client, tasks = client_of(w), tasks_of(w)
         task = await client.call("wait", {"gate": "g"}).result()
@@ -531,6 +531,11 @@ async def test_a_poll_costs_the_same_however_many_tasks_are_open() -> None:
         assert len(tasks._here) == 10_000
         among_many = await function_calls(got(client, task))
         call = await function_calls(client.call("echo", {"text": "hi"}).result())
+        handshake = RawClient(w.carrier)
+        await handshake.initialize()
+        await handshake.send("ping").result()
+        ping = await function_calls(handshake.send("ping").result())
+        assert among_many <= ping * 1.5, (among_many, ping)
         assert among_many <= alone * 1.05
         assert among_many < call
 
