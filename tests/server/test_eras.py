@@ -1,14 +1,22 @@
 """A layer speaks the eras that its operator names, on every transport."""
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
-from mcp_sessions import SessionLayer
+from mcp_sessions import ConfigurationError, SessionLayer
+from mcp_sessions.cli.config_file import servers_of
+from mcp_sessions.cli.serve import _conversations  # pyright: ignore[reportPrivateUsage]
+from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.eras import Eras
+from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.server.upstream.external.changing import can_follow
 from tests.support.duplex import DuplexPeer, listening, pipe, websocket
 from tests.support.modern import ModernClient, envelope
 from tests.support.raw import SESSION, Json
@@ -114,3 +122,47 @@ async def test_a_connection_of_the_handshake_era_is_refused_and_may_go_on_withou
         assert "error" in await peer.answer(await peer.send("tools/list", {"_meta": named}))
         result = await peer.result("tools/list", {"_meta": envelope()})
         assert result["resultType"] == "complete"
+
+
+def test_a_file_names_the_eras_of_each_server_and_the_option_those_of_the_others(
+    tmp_path: Path,
+) -> None:
+    """A server whose eras changed is served anew."""
+    file = tmp_path / "mcp.json"
+
+    def served(**eras: Any) -> list[ExternalServer]:
+        entries = {name: {"url": "https://host/mcp", "eras": it} for name, it in eras.items()}
+        file.write_text(json.dumps({"mcpServers": entries}))
+        return list(servers_of(str(file), {}, eras="2025").values())
+
+    one, other = served(one="2026", other=None)
+    assert (one.eras, other.eras) == ("2026", "2025")
+    assert can_follow(one, *served(one="2026")) and not can_follow(one, *served(one="both"))
+    with pytest.raises(ConfigurationError, match="one: eras must be '2025', '2026' or 'both'"):
+        served(one=2026)
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        (["meta:a/b:c", "header:X-Chat", "env:CHAT"], [("a/b", "c"), ("x-chat", "")]),
+        (["cookie:a"], None),
+        (["meta:"], None),
+    ],
+)
+def test_the_place_of_a_conversations_key_is_an_option(
+    places: list[str], expected: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [part for place in places for part in ("--conversation-key", place)]
+    arguments = ["server.py", "--conversations", "--eras", "2025", *given]
+    if expected is None:
+        with pytest.raises(SystemExit):
+            parsed(arguments, {})
+        said = capsys.readouterr().err
+        assert f"must be meta:NAME, header:NAME or env:NAME, not '{places[0]}'" in said
+        return
+    options = parsed(arguments, {})
+    settings = _conversations(options)
+    assert settings is not None and options.eras == "2025"
+    assert [(rule.name, rule.member) for rule in settings.rules][:2] == expected
+    assert list(settings.env) == ["CHAT"]
