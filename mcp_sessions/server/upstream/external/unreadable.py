@@ -9,13 +9,12 @@ Rules, owned by ``tests/server/upstream/external/test_unreadable.py``:
 4. A value with too many levels to be written again is not read: code that copies or writes it would
    fail.
 5. A server may write all members that it knows: a member that is null counts as absent.
-6. A line may have several messages: in an array, or one behind the other. Each is read by itself.
-   One that cannot be read does not affect the others.
-7. A line may have text before its message, as a ``print`` without a new line leaves it. No message
-   is read behind a quote or a brace of such text, nor behind quotes of another language. A server
-   may print what a client sent to it, as ``{'q': '{"id":7}'}``, and that is no answer.
-8. An answer behind such text that ends its line is an error of its request. A quoted text would
-   have its own end behind it.
+6. A line may have several messages in an array. If the line is no JSON, each answer in it is an
+   error of its request. So is an answer behind other text, as a ``print`` without a new line leaves
+   it.
+7. Nothing is known behind a quote or a brace of such text. A server may print what a client sent to
+   it, as ``{'q': '{"id":7}'}``, and that is no answer. An answer that ends the line counts all the
+   same: a quoted text would have its own end behind it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from mcp_sessions.core.messages import (
     members_of,
     parse,
 )
-from mcp_sessions.core.outline import Known, Outline
+from mcp_sessions.core.outline import Known, Outline, Outlines
 
 NO_JSON: Final = "is no JSON"
 
@@ -49,20 +48,7 @@ _LEVELS: Final = 250
 
 _BOM: Final = b"\xef\xbb\xbf"
 _DIGITS: Final = 18
-_OBJECT: Final = re.compile(rb"\{")
-_MESSAGE: Final = re.compile(rb'\{\s*"')
 _ANSWER: Final = re.compile(rb'\{\s*"(?:jsonrpc|id|result|error)"')
-_QUOTE: Final = re.compile(rb"""["'`{}]""")
-_STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'
-_GAP: Final = re.compile(
-    rb"[\s\[\],]*+(?:(?:[\w+\-.]++|%b)\s*+[,\]][\s\[\],]*+)*+" % _STRING, re.DOTALL
-)
-"""Text that may stand between two objects of an array: its other elements."""
-
-_WITHIN: Final = re.compile(rb"""(?:[^"'`{}]++|%b)*+""" % _STRING, re.DOTALL)
-_BRACES: Final = 500_000
-"""Braces of a message, at most, that is no JSON and is followed by others on its line."""
-
 _TRIES: Final = 8
 """Places, at most, at which an answer behind other text may begin."""
 
@@ -142,43 +128,33 @@ def _elements(value: object) -> Iterator[object]:
             yield said
 
 
-def _each_of(line: bytes) -> Iterator[AnyMessage | Unreadable]:
-    first = line.lstrip()[:1]
-    at = 0
-    while (start := _next(line, at, first)) is not None:
-        end, has_ended = _end_of(line, start)
-        said = _one_of(line[start:end])
-        if not has_ended and isinstance(said, Unreadable) and not said.is_known:
-            break
-        yield said
-        at = end
-        if not has_ended:
-            return
-    last = _last_of(line, at)
+def _each_of(line: bytes) -> Iterator[Unreadable]:
+    """Of a line that is no JSON each message is an error of its request."""
+    try:
+        loose: object = json.loads(line.decode("utf-8", "replace"), parse_int=_number)
+    except (ValueError, RecursionError):
+        yield from _outlined(line)
+    else:
+        # Python writes NaN. This is quicker than a look at each byte.
+        yield from (_about(each, NO_JSON) for each in _elements(loose))
+
+
+def _outlined(line: bytes) -> Iterator[Unreadable]:
+    messages = Outlines()
+    messages.feed(line)
+    known = [outlined(each, NO_JSON) for each in messages.known]
+    last = _last_of(line) if messages.is_lost else None
     if last is not None:
-        yield last
-    elif at == 0:
-        yield _outlined(line)
+        known.append(last)
+    elif messages.is_open and known[-1].is_answer and known[-1].id is None:
+        # A string without an end may have taken its id.
+        known[-1] = of_ends(b'{"result":', line, NO_JSON)
+    yield from known or [of_ends(line, line, NO_JSON)]
 
 
-def _next(line: bytes, at: int, first: bytes) -> int | None:
-    """Return where the next message begins. None: nowhere, or it is unknown.
-
-    Args:
-        first: The first byte of the line.
-    """
-    if first == b"[":
-        gap = _GAP.match(line, at)
-        if gap is not None and line[gap.end() : gap.end() + 1] == b"{":
-            return gap.end()
-    found = (_OBJECT if first in (b"{", b"[") else _MESSAGE).search(line, at)
-    if found is None or _QUOTE.search(line, at, found.start()) is not None:
-        return None
-    return found.start()
-
-
-def _last_of(line: bytes, at: int) -> Unreadable | None:
-    for found in islice(_ANSWER.finditer(line, at), _TRIES):
+def _last_of(line: bytes) -> Unreadable | None:
+    line = line.rstrip(b"] \t\r\n")
+    for found in islice(_ANSWER.finditer(line), _TRIES):
         try:
             value = _decoded(line[found.start() :])
         except ValueError:
@@ -186,35 +162,6 @@ def _last_of(line: bytes, at: int) -> Unreadable | None:
         said = _about(value, "stands behind other output on its line")
         return said if said.is_answer and said.id is not None else None
     return None
-
-
-def _end_of(line: bytes, start: int) -> tuple[int, bool]:
-    """Return the end of the object that begins there, and whether that is known. It is unknown if
-    the object breaks off, is long, or has quotes of another language.
-    """
-    depth, at = 0, start
-    for _ in range(_BRACES):
-        within = _WITHIN.match(line, at)
-        at = within.end() if within is not None else at
-        match line[at : at + 1]:
-            case b"{":
-                depth += 1
-            case b"}":
-                depth -= 1
-            case _:
-                break
-        at += 1
-        if depth == 0:
-            return at, True
-    return len(line), False
-
-
-def _one_of(said: bytes) -> AnyMessage | Unreadable:
-    try:
-        value = _decoded(said)
-    except ValueError:
-        return _outlined(said)
-    return _about(value, "has too many levels") if is_deep(said, value) else _message_of(value)
 
 
 def is_deep(line: bytes, value: object) -> bool:
@@ -290,15 +237,6 @@ def _message_of(value: object) -> AnyMessage | Unreadable:
         return Unreadable(f"is malformed: {malformed}", id_of(members), is_answer, asks)
 
 
-def _outlined(line: bytes) -> Unreadable:
-    try:
-        text = line.decode("utf-8", "replace")
-        loose: object = json.loads(text, parse_constant=_constant, parse_int=_number)
-    except (ValueError, RecursionError):
-        return of_ends(line, line, NO_JSON)
-    return _about(loose, NO_JSON)
-
-
 def _about(value: object, why: str) -> Unreadable:
     members = members_of(value)
     replies = is_reply(value)
@@ -309,10 +247,6 @@ def _about(value: object, why: str) -> Unreadable:
         replies,
         not replies and members.get("method") is not None,
     )
-
-
-def _constant(_: str) -> bool:
-    return True
 
 
 def _number(digits: str) -> int | float:
