@@ -29,7 +29,7 @@ class Asking(Protocol):
     """The running request that asks."""
 
     done: bool
-    waiters: list[Call]
+    listener: Call
 
     @property
     def is_awaited(self) -> bool: ...
@@ -73,7 +73,7 @@ class OpenQuestions:
     def __init__(self, request: Asking, shared: Shared) -> None:
         self._request, self._shared = request, shared
         self._open: dict[_Asked, None] = {}
-        self._withdrawals: set[asyncio.Task[None]] = set()
+        self._sendings: set[asyncio.Future[None]] = set()
 
     async def ask(self, request: PeerRequest, about: Sequence[OpenQuestions]) -> dict[str, Any]:
         """Ask the client that waits for the request, and return its result.
@@ -85,7 +85,7 @@ class OpenQuestions:
             PeerError: See :meth:`Outbound.send_request`.
         """
         questions = self._shared.questions
-        question = questions.new(self._request.waiters[-1].inbound.principal, None, request)
+        question = questions.new(self._request.listener.inbound.principal, None, request)
         asked = _Asked(question, list(about) or [self], [])
         for each in asked.about:
             each._open[asked] = None
@@ -108,25 +108,40 @@ class OpenQuestions:
             if self in asked.on or not asked.is_heard:
                 await self._put(asked)
 
-    def listening_changed(self) -> None:
-        """Put each question that its client cannot have on a response to which it listens."""
+    def listening_changed(self, *, is_moved: bool = False) -> None:
+        """Put each question that its client cannot have on a response to which it listens.
+
+        Args:
+            is_moved: The request's client listens to another of its responses.
+        """
         for asked in self._open:
-            to = asked.listener() if not asked.is_heard else None
-            if to is not None:
-                self._shared.background.run(IN_BACKGROUND, to._put(asked))
+            if not asked.is_heard or (is_moved and self in asked.on):
+                self._pass_on(asked)
+
+    def _pass_on(self, asked: _Asked) -> None:
+        to = asked.listener()
+        if to is not None:
+            self._shared.background.run(IN_BACKGROUND, to._put(asked))
 
     def may_get(self, asked: _Asked) -> bool:
-        question, inbound = asked.question, self._request.waiters[-1].inbound
+        question, inbound = asked.question, self._request.listener.inbound
         is_its_client = inbound.principal == question.principal
         return is_its_client and may_ask(inbound.asked, question.asked.method)
 
     async def _put(self, asked: _Asked) -> None:
         # It may be answered, or its request end, while the one before it is sent.
-        if asked.is_open and self in asked.about and self.may_get(asked):
+        if self not in asked.about:
+            self._pass_on(asked)
+        elif asked.is_open and self.may_get(asked):
             if self not in asked.on:
                 asked.on.append(self)
-            question = asked.question
-            await self._request.emit(question.message, question.log_key)
+            sending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._sendings.add(sending)
+            try:
+                await self._request.emit(asked.question.message, asked.question.log_key)
+            finally:
+                self._sendings.discard(sending)
+                sending.set_result(None)
 
     def end(self) -> None:
         """Leave each question to the others, or withdraw it: its request has ended."""
@@ -147,18 +162,18 @@ class OpenQuestions:
             if withdrawal is not None:
                 self._withdraw(withdrawal, asked.question.log_key)
 
-    async def withdrawn(self, timeout: float) -> None:
-        """Wait until its client has the withdrawals."""
-        if self._withdrawals:
-            await asyncio.wait(self._withdrawals, timeout=timeout)
+    async def sent(self, timeout: float) -> None:
+        """Wait until its client has the questions and the withdrawals."""
+        if self._sendings:
+            await asyncio.wait(self._sendings, timeout=timeout)
 
     def _heir_of(self, asked: _Asked) -> OpenQuestions | None:
         request = self._request
-        connection = request.waiters[-1].inbound.connection
+        connection = request.listener.inbound.connection
         if not asked.is_open or connection is None or not request.is_awaited:
             return None
         for other in reversed(asked.about):
-            inbound = other._request.waiters[-1].inbound
+            inbound = other._request.listener.inbound
             is_same = inbound.connection is connection
             if is_same and inbound.principal == asked.question.principal:
                 return other
@@ -171,5 +186,5 @@ class OpenQuestions:
 
     def _withdraw(self, message: bytes, log_key: str) -> None:
         task = self._shared.background.run(IN_BACKGROUND, self._request.emit(message, log_key))
-        self._withdrawals.add(task)
-        task.add_done_callback(self._withdrawals.discard)
+        self._sendings.add(task)
+        task.add_done_callback(self._sendings.discard)

@@ -88,6 +88,9 @@ class RunningRequest:
             if session_id is not None:
                 self.sessions.append(session_id)
         self.waiters = [call]
+        self.listener = call
+        """The newest sending whose client listens. If none does, the newest that did."""
+
         self.response = call.inbound.channel
         self.get_stream = connection.transport if connection is not None else None
         self.started_at = shared.outcomes.clock()
@@ -146,15 +149,22 @@ class RunningRequest:
             # The modern era over HTTP: closing the response stream cancels the request.
             cancelled = error_body(REQUEST_CANCELLED, "Request cancelled")
             self._shared.background.run(IN_BACKGROUND, self.abort(cancelled))
-        elif not (self.done or self.is_awaited):
-            self._shared.detached.add(self)
+        elif not self.done:
+            if not self.is_awaited:
+                self._shared.detached.add(self)
+            before, _ = self.listener, self._find_listener()
             if self._questions is not None:
-                self._questions.listening_changed()
+                self._questions.listening_changed(is_moved=self.listener is not before)
 
     def _reopened(self) -> None:
         self._shared.detached.remove(self)
+        self._find_listener()
         if self._questions is not None:
             self._questions.listening_changed()
+
+    def _find_listener(self) -> None:
+        listen = (each for each in reversed(self.waiters) if each.inbound.channel.is_open)
+        self.listener = next(listen, self.listener)
 
     def end(self) -> None:
         self.done = True
@@ -323,8 +333,8 @@ class RunningRequest:
             # Until here the same request, sent again, could join: the store did not know better.
             shared.calls.kept(self)
         if self._questions is not None:
-            # Withdrawals are sent first: nothing follows the answer.
-            await self._questions.withdrawn(outcomes.policy.slow_timeout)
+            # Questions and withdrawals are sent first: nothing follows the answer.
+            await self._questions.sent(outcomes.policy.slow_timeout)
             self._questions = None  # It knows this request, which would wait for the collector.
         await outcomes.send(self.waiters, outcome, self.record)
 
@@ -450,7 +460,7 @@ class RunningRequest:
 
     @property
     def principal(self) -> Principal:
-        return self.waiters[-1].inbound.principal
+        return self.listener.inbound.principal
 
     @property
     def client(self) -> Hashable:
@@ -465,7 +475,7 @@ class RunningRequest:
 
     @property
     def transport(self) -> str:
-        return self.waiters[-1].inbound.transport
+        return self.listener.inbound.transport
 
     @property
     def session(self) -> str | None:
@@ -487,7 +497,7 @@ class RunningRequest:
 
     @property
     def can_send_request(self) -> bool:
-        inbound = self.waiters[-1].inbound
+        inbound = self.listener.inbound
         if self._task is not None:
             return self._task.may_ask
         if inbound.peer.modern:
@@ -520,7 +530,7 @@ class RunningRequest:
             # A task has no progress and no log messages: a part of its status is for people.
             return
         elif not self.done:
-            inbound = self.waiters[-1].inbound
+            inbound = self.listener.inbound
             await inbound.channel.emit(inbound.notification(method, params))
         elif method not in (method_names.PROGRESS, method_names.CANCELLED):
             # The request's way back is gone with its answer. Messages that are not for this
@@ -549,7 +559,7 @@ class RunningRequest:
             if not self._reports.add(params):
                 await self._reports.repeated()
                 return
-        await self._report_to(self.waiters[-1], params)
+        await self._report_to(self.listener, params)
 
     async def _report_to(self, waiter: Call, params: Mapping[str, Any]) -> None:
         token = waiter.request.token
@@ -558,7 +568,7 @@ class RunningRequest:
         if self._call.instead:
             params = restored(params, self._call.instead)
         self.reported = self.reported or Progress()
-        inbound = self.waiters[-1].inbound
+        inbound = self.listener.inbound
         params = self.reported.reported({"progressToken": token, **params})
         await inbound.channel.emit(inbound.notification(method_names.PROGRESS, params))
 
@@ -568,11 +578,11 @@ class RunningRequest:
             params = {"progressToken": token, **self.reported.still()}
             # In a stream's log it replaces the one before it.
             await self.emit(
-                self.waiters[-1].inbound.notification(method_names.PROGRESS, params), "still"
+                self.listener.inbound.notification(method_names.PROGRESS, params), "still"
             )
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
-        inbound = self.waiters[-1].inbound
+        inbound = self.listener.inbound
         if self._task is not None:
             return await self._task.ask(asked)
         if inbound.peer.modern:
@@ -589,6 +599,7 @@ class RunningRequest:
         waiter.inbound.channel.watch(lambda: self._closed(waiter), self._reopened)
         self._shared.detached.remove(self)
         self.waiters.append(waiter)
+        self.listener = waiter
         connection = waiter.inbound.connection
         self.response = waiter.inbound.channel
         self.get_stream = connection.transport if connection is not None else None
@@ -606,4 +617,4 @@ class RunningRequest:
         return self._questions
 
     async def emit(self, message: bytes, log_key: str) -> None:
-        await self.waiters[-1].inbound.channel.emit(message, log_key)
+        await self.listener.inbound.channel.emit(message, log_key)

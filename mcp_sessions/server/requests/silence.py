@@ -90,7 +90,7 @@ class LongSilences:
             reported = running.reported.count if running.reported is not None else 0
             # The next look may be too late.
             if silent.lasts(now, reported, period) > self._every - 2 * period:
-                token = running.waiters[-1].request.token
+                token = running.listener.request.token
                 if token is not None and running.is_awaited:
                     silent.broken(now, partial(self._report, running, token))
 
