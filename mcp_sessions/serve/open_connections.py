@@ -12,7 +12,8 @@ Rules:
    replaces one whose client sent a bad credential and waits for the refusal. Otherwise it replaces
    one that waits for a handshake, for a request, or for the rest of a request: one of the address
    that has most connections, and there the one that was silent for longest. If none waits, the new
-   one gets 503, or the answer of a health check.
+   one gets answers of health checks. Its first other request replaces a busy connection, if another
+   address has more connections than its own has. Otherwise it gets 503.
 4. At most :data:`MOST_DELAYED` connections wait for a refusal, however many connections there may
    be. One more replaces the first of them.
 5. A line in the log says so, at most once in :data:`QUIET` seconds.
@@ -28,7 +29,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -137,6 +138,9 @@ class OpenConnections:
         self._leaving: set[Open] = set()
         """Those that were closed to make room for others."""
 
+        self._extra: set[Open] = set()
+        """Those that came when all others were busy."""
+
         self._delayed: dict[Open, None] = {}
         """Those that wait for a refusal, the first that began to wait first."""
 
@@ -176,13 +180,31 @@ class OpenConnections:
             others = (each for each in self._open if each is not connection)
             waiting = [each for each in others if each not in self._leaving and each.waits()]
             if not waiting:
-                self.count_reason("refused: all other connections are busy")
+                self._extra.add(connection)
                 connection.serve_only(self._health)
                 return
             self.count_reason("closed while idle, to make room")
-            first = min(waiting, key=self._goes_first)
-            self._leaving.add(first)
-            first.transport.abort()
+            self._replace(waiting)
+
+    def has_place(self, connection: Open) -> bool:
+        """Whether a request may be served that is no health check."""
+        if connection not in self._extra:
+            return True
+        own = self._of_address[connection.looked.address]
+        others = self._open.keys() - self._leaving - self._extra
+        larger = [each for each in others if self._of_address[each.looked.address] > own]
+        if not larger:
+            self.count_reason("refused: all other connections are busy")
+            return False
+        self._extra.remove(connection)
+        self.count_reason("cut while busy: their address had most")
+        self._replace(larger)
+        return True
+
+    def _replace(self, some: Sequence[Open]) -> None:
+        first = min(some, key=self._goes_first)
+        self._leaving.add(first)
+        first.transport.abort()
 
     def closed(self, connection: Open) -> None:
         if connection in self._open:
@@ -192,6 +214,7 @@ class OpenConnections:
             if not self._of_address[address]:
                 del self._of_address[address]
         self._leaving.discard(connection)
+        self._extra.discard(connection)
         self._delayed.pop(connection, None)
 
     def delayed(self, connection: Open, *, waits: bool) -> None:
@@ -273,9 +296,8 @@ class OpenConnections:
 
 
 class OnlyHealth:
-    def __init__(self, app: ASGIApp, paths: frozenset[str]) -> None:
-        self._app = app
-        self._paths = paths
+    def __init__(self, app: ASGIApp, paths: frozenset[str], has_place: Callable[[], bool]) -> None:
+        self._app, self._paths, self._has_place = app, paths, has_place
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def last(message: Message) -> None:
@@ -286,6 +308,9 @@ class OnlyHealth:
 
         if scope["path"] in self._paths:
             await self._app(scope, receive, last)
+            return
+        if self._has_place():
+            await self._app(scope, receive, send)
             return
         headers = [(b"content-length", b"0"), (b"retry-after", str(RETRY_AFTER).encode())]
         await last({"type": "http.response.start", "status": 503, "headers": headers})

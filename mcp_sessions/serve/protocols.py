@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
@@ -168,7 +169,6 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
         "_delay",
         "_framed",
         "_header",
-        "_is_extra",
         "_is_in_turn",
         "_is_upgraded",
         "_receives",
@@ -186,7 +186,6 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
         super().__init__(**options)
         self._begin()
         self._client = self.app_state[CLIENT] = ConnectedClient()
-        self._is_extra = False
         self._header = 0
         """Bytes that came of a header that is not whole."""
 
@@ -322,10 +321,11 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
         if not self._is_offered_websocket():
             self._ignore_offer()
             return
+        has_place = self._connections.has_place(self)
         self._connections.closed(self)
         self.end_delay()
         self._is_upgraded = True
-        if self._is_extra:
+        if not has_place:
             self._refuse(b"503 Service Unavailable\r\nretry-after: %d" % RETRY_AFTER)
             return
         super().handle_websocket_upgrade()
@@ -354,8 +354,7 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
         super().data_received(b"".join([*head, b"\r\n"]))
 
     def serve_only(self, paths: frozenset[str]) -> None:
-        self._is_extra = True
-        self.app = OnlyHealth(self.app, paths)
+        self.app = OnlyHealth(self.app, paths, partial(self._connections.has_place, self))
 
     def waits(self) -> bool:
         cycle = self.cycle

@@ -151,6 +151,32 @@ def test_health_checks_answer_while_all_connections_are_busy(what: str, tmp_path
         assert "connections were" not in rest and "Traceback" not in rest, rest
 
 
+@pytest.mark.parametrize("what", BUSY_NOW)
+def test_busy_connections_of_one_address_keep_no_other_out(what: str, tmp_path: Path) -> None:
+    """Rule 3: the address with most makes room. A health check costs nobody anything."""
+    with hostile(tmp_path, "--limit", "max_connections=6") as setup:
+        many = [setup.connect() for _ in range(6)]
+        for sock in many:
+            assert BUSY_NOW[what](setup, sock).startswith((b"HTTP/1.1 101", b"HTTP/1.1 200"))
+        setup.health()
+        assert setup.status(setup.post(BODY)) == b"503 Service Unavailable"
+        other = socket.socket()
+        setup.sockets.append(other)
+        other.bind(("127.0.0.2", 0))
+        other.settimeout(WITHIN)
+        other.connect(("127.0.0.1", setup.port))
+        for _ in range(3):
+            other.sendall(setup.post(BODY))
+            assert answer_on(other).startswith(b"HTTP/1.1 200")
+        closed_by_peer(many[0])
+        for sock in many[1:]:
+            sock.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                while sock.recv(65_536):
+                    pass
+                pytest.fail("it was cut")
+
+
 def test_the_number_of_connections_can_be_bounded(tmp_path: Path) -> None:
     """Rule 3, ``max_connections``: the one that was silent for longest goes."""
     with hostile(tmp_path, "--limit", "max_connections=3") as setup:
