@@ -124,8 +124,11 @@ what the old session had is lost. Other programs used the machine meanwhile, so 
   again.
 * The campaign was tested too. With request keys broken on purpose, its first round reported calls
   that ran twice.
-* The campaign with seed 1009 and a SQLite file lost an event. The client's stream was reset, and
-  the busy server noticed later than the client came back. The cause is not certain yet.
+* The campaign with seed 1009 and a SQLite file lost an event. The client of the test was wrong: its
+  first stream broke before it had a position, and it did not resume its session (HTL7).
+* A call ran at another replica than its client, and the store was away. Its progress was lost, and
+  its answer came. Such a message waits for the store now. The seed is kept as a test.
+* Of {defects[all]} old faults that were put back, the simulation found {defects[found]}.
 
 These changes still pass all tests near them. Most of them change nothing that a caller sees:
 
@@ -169,6 +172,7 @@ def page(found: Json) -> str:
         simulation=found["simulation"],
         simulation_found=_broken(found["simulation"]["violations"]),
         campaign=counts,
+        defects=found["defects"],
         campaign_minutes=round(counts["seconds"] / 60),
         campaign_found=_broken(counts["violations"]),
         faults=_rows([name, faults.get(name, 0), text] for name, text in _FAULTS.items()),
@@ -210,6 +214,10 @@ def measure(found: Json, options: argparse.Namespace) -> None:
     played = re.search(r"(\d+) seeds, (\d+) with a violation", said)
     assert played is not None, said
     found["simulation"] = {"seeds": int(played[1]), "violations": int(played[2])}
+    said = _run("./scripts/simulate", "--defects", "--seeds", str(options.seeds))
+    put_back = re.search(r"(\d+) of (\d+) defects found", said)
+    assert put_back is not None, said
+    found["defects"] = {"found": int(put_back[1]), "all": int(put_back[2])}
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "counts.json"
         minutes = str(options.minutes)

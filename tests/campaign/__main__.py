@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.campaign.rounds import Round, plan_of_round
-from tests.campaign.servers import Fleet, fleet
+from tests.campaign.servers import CLOCKS_JUMP, Fleet, fleet
 from tests.simulation.rules import violations
 
 STORES: Final = {"redis": 2, "normal": 1, "full": 1}
@@ -88,6 +88,8 @@ def main(arguments: list[str]) -> int:
         options.keep.mkdir(parents=True, exist_ok=True)
     # Its processes end with it, and its disk.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    if not CLOCKS_JUMP:
+        print("no clock jumps: libfaketime is not here (Debian: apt install libfaketime)")
     campaign, began = Campaign(options.keep), time.monotonic()
     stores = [options.store] if options.store is not None else [*STORES]
     asyncio.run(_play(campaign, options.minutes, options.seed, stores))

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Final, cast
 
 from tests.campaign.network import HttpCarrier, ProxiedLink, WebSocket
-from tests.campaign.servers import Fleet, Replica
+from tests.campaign.servers import CLOCKS_JUMP, Fleet, Replica
 from tests.simulation.clients import KINDS, Client, HandshakeHttp, ModernHttp, Socket
 from tests.simulation.history import History, Record
 from tests.simulation.plan import plan_of
@@ -35,7 +35,7 @@ QUIET: Final = 6.0
 """Seconds in which what is late may still come."""
 
 _CLIENT_FAULTS: Final = ("cut", "half-open", "still")
-_REPLICA_FAULTS: Final = ("kill", "stop", "pause", "clock")
+_REPLICA_FAULTS: Final = ("kill", "stop", "pause", *(("clock",) if CLOCKS_JUMP else ()))
 
 _RECONNECTED: Final = 5.0
 """Seconds in which replicas hear each other again after Redis is back."""

@@ -24,6 +24,8 @@ _FAKETIME: Final = [
     *Path("/usr/lib").glob("faketime/libfaketime.so.1"),
 ]
 
+CLOCKS_JUMP: Final = bool(_FAKETIME)
+"""Whether libfaketime is here."""
 
 _READY_WITHIN: Final = 90.0
 

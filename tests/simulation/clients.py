@@ -419,8 +419,12 @@ class HandshakeHttp(Client):
         return await self._accepted(message)
 
     async def _listen(self) -> None:
+        is_first = True
         while not self.is_over:
             reply = self.raw.get(self._last)
+            if not is_first and self._last is None:
+                self.run(self._have_again(reply))
+            is_first = False
 
             def take(message: Json) -> None:
                 self.hear(message, "events")
@@ -433,6 +437,15 @@ class HandshakeHttp(Client):
                 self.note("forgotten")
                 return
             await asyncio.sleep(AGAIN)
+
+    async def _have_again(self, reply: Reply) -> None:
+        """Resume the session: a later GET without a position detaches it (HTL7)."""
+        is_there = await _until(
+            reply.board, lambda: reply.ended or reply.status is not None, now() + SILENCE
+        )
+        if is_there and reply.status == 200 and self.session is not None:
+            if not self.is_displaced:
+                await self.resume(self.session, self.position)
 
     async def call(self, mark: str, step: Json) -> None:
         cut_at, keyed, whole = self.cut_at(step), bool(step.get("keyed")), True
