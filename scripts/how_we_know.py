@@ -124,8 +124,8 @@ what the old session had is lost. Other programs used the machine meanwhile, so 
   again.
 * The campaign was tested too. With request keys broken on purpose, its first round reported calls
   that ran twice.
-* The campaign with seed 1009 lost an event after a client's stream was reset. The simulation lost one
-  in the same way. The client of the test was wrong: its first stream broke before it had a
+* The campaign with seed 1009 lost an event after a client's stream was reset. The simulation lost
+  one in the same way. The client of the test was wrong: its first stream broke before it had a
   position, and it did not resume its session (HTL7).
 * A call ran at another replica than its client, and the store was away. Its progress was lost, and
   its answer came. Such a message waits for the store now. The seed is kept as a test.
