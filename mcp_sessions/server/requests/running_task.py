@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
@@ -72,10 +72,8 @@ class Work(Protocol):
 class RunningTask:
     """A task that runs in this process, or whose end is not stored yet."""
 
-    def __init__(
-        self, tasks: Keeper, task_id: SessionId, record: TaskRecord, asks: Asks, share: Hashable
-    ) -> None:
-        self.id, self.record, self.share = task_id, record, share
+    def __init__(self, tasks: Keeper, task_id: SessionId, record: TaskRecord, asks: Asks) -> None:
+        self.id, self.record = task_id, record
         self.version = 0
         self._tasks, self._asks = tasks, asks
         self._work: Work | None = None

@@ -20,7 +20,6 @@ import asyncio
 import hashlib
 import logging
 import math
-from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, Final, cast
@@ -38,7 +37,7 @@ from mcp_sessions.errors import (
     OutcomeUnknown,
     StoreUnavailable,
 )
-from mcp_sessions.ids import SessionId
+from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_session_id
 from mcp_sessions.server.calls.shares import share_of
@@ -47,6 +46,7 @@ from mcp_sessions.server.cluster.replica_messages import TaskChanged
 from mcp_sessions.server.requests.running_task import RunningTask, time_of
 from mcp_sessions.server.requests.task_listeners import Say, TaskListeners
 from mcp_sessions.server.upstream.accepted_questions import asks_of
+from mcp_sessions.stores.limits import most_of_one
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.task_policy import TaskPolicy
 
@@ -84,17 +84,22 @@ class Tasks:
         self._process = replica.process
         self._every = min(_EVERY, replica.policy.idle_timeout / 10)
         self._here: dict[SessionId, RunningTask] = {}
-        self._kept: dict[SessionId, tuple[float, Hashable]] = {}
+        self._kept: dict[SessionId, float] = {}
         """Tasks of this process that have ended and are stored, or of which no client knows → when
-        they are forgotten, and whose they are."""
+        they are forgotten."""
+
+        most = most_of_one(Mode.TASK, replica.policy) or policy.max_tasks
+        self._most = min(policy.max_tasks, most)
+        self._shares: dict[Hashable, dict[SessionId, None]] = {}
+        """Client → its tasks, oldest first."""
+
+        self._owners: dict[SessionId, Hashable] = {}
 
         self._found_here: dict[SessionId, float] = {}
         """Tasks that were there when this process started → when they are looked at again."""
 
         self._runners = set[str]()
         """Other processes that run tasks."""
-
-        self._shares = Counter[Hashable]()
 
     # --- a call becomes a task ---------------------------------------------------------------
 
@@ -110,7 +115,8 @@ class Tasks:
             LimitReached: There are too many, or too many of the caller's.
             StoreUnavailable: It is not known whether it is stored.
         """
-        share, task_id = self._room(principal, scope), mint_session_id()
+        task_id = mint_session_id()
+        await self._make_room(task_id, share_of(principal, scope))
         # A log is read with fewer scopes than its session's in no case, but perhaps with fewer than
         # this call's.
         if session is not None and not session.principal.scopes >= principal.scopes:
@@ -119,8 +125,7 @@ class Tasks:
         # A client without tasks has no way to answer a question of one.
         knows = peer.modern and declares_tasks(peer.capabilities)
         asks = asks_of(peer.capabilities if knows else {})
-        task = RunningTask(self, task_id, record, asks, share)
-        self._shares[share] += 1
+        task = RunningTask(self, task_id, record, asks)
         self._here[task_id] = task
         try:
             await self._store(task_id, record)
@@ -131,13 +136,53 @@ class Tasks:
         task.version = 1
         return task
 
-    def _room(self, principal: Principal, scope: Any) -> Hashable:
-        policy, share = self.policy, share_of(principal, scope)
-        if len(self._here) + len(self._kept) >= policy.max_tasks:
-            raise LimitReached("max_tasks", policy.max_tasks)
-        if self._shares[share] >= policy.max_tasks_per_principal:
-            raise LimitReached("max_tasks_per_principal", policy.max_tasks_per_principal)
-        return share
+    async def _make_room(self, task_id: SessionId, share: Hashable) -> None:
+        """Count a new task. If there are too many, the client with the most loses its oldest.
+
+        Raises:
+            LimitReached: The client itself has as many as any other, or as many as one may have.
+            StoreUnavailable: What goes may still be stored.
+        """
+        most = self.policy.max_tasks_per_principal
+        own = self._shares.get(share, {})
+        if len(own) >= most:
+            raise LimitReached("max_tasks_per_principal", most)
+        loser = None
+        if len(self._owners) >= self._most:
+            heaviest = max(self._shares.values(), key=len)
+            if len(heaviest) <= len(own) + 1:
+                raise LimitReached("max_tasks", self.policy.max_tasks)
+            loser = next(iter(heaviest))
+            self._uncount(loser)
+        self._shares.setdefault(share, {})[task_id] = None
+        self._owners[task_id] = share
+        if loser is not None:
+            await self._lose(loser, instead_for=task_id)
+
+    async def _lose(self, loser: SessionId, *, instead_for: SessionId) -> None:
+        logger.warning(
+            "task %s is forgotten: its owner has the most of too many",
+            digest(loser),
+        )
+        self._kept[loser] = self.clock()
+        here = self._here.pop(loser, None)
+        if here is not None:
+            here.stop(wire_error(LimitReached("max_tasks", self.policy.max_tasks)))
+        try:
+            await self.store.end(loser)
+        except BaseException:
+            # The next round removes it.
+            self._uncount(instead_for)
+            raise
+        self._kept.pop(loser, None)
+        self._listeners.changed(loser)
+
+    def _uncount(self, task_id: SessionId) -> None:
+        share = self._owners.pop(task_id, None)
+        tasks = self._shares.get(share, {})
+        tasks.pop(task_id, None)
+        if not tasks:
+            self._shares.pop(share, None)
 
     def _new(self, principal: Principal, session: SessionId | None = None) -> TaskRecord:
         return TaskRecord.new(
@@ -164,12 +209,12 @@ class Tasks:
         known, _ = await self._stored(task_id)
         if known is not None and known.may_be_used_by(principal):
             return
-        share, ttl = self._room(principal, scope), created.get("ttlMs")
+        await self._make_room(task_id, share_of(principal, scope))
+        ttl = created.get("ttlMs")
         lasts = ttl / 1000 if isinstance(ttl, (int, float)) else self.policy.max_time
         record.is_of_server = True
         record.expires_at = self.clock() + min(lasts, self.policy.max_time) + self.policy.ttl
-        self._shares[share] += 1
-        self._kept[task_id] = record.expires_at, share
+        self._kept[task_id] = record.expires_at
         await self._store(task_id, record)
 
     async def is_of_server(self, task_id: object, principal: Principal) -> bool:
@@ -186,7 +231,7 @@ class Tasks:
     def discard(self, task: RunningTask) -> None:
         """Remove a task of which no client knows: in the next round, as the store may be away."""
         if self._here.pop(task.id, None) is not None:
-            self._kept[task.id] = self.clock(), task.share
+            self._kept[task.id] = self.clock()
 
     # --- what clients ask --------------------------------------------------------------------
 
@@ -369,13 +414,11 @@ class Tasks:
 
     async def round(self) -> None:
         now = self.clock()
-        for task_id, (until, share) in list(self._kept.items()):
+        for task_id, until in list(self._kept.items()):
             if has_come(until, now):
                 await self.store.end(task_id)
-                del self._kept[task_id]
-                self._shares[share] -= 1
-                if self._shares[share] <= 0:
-                    del self._shares[share]
+                self._kept.pop(task_id, None)
+                self._uncount(task_id)
         for task_id, until in list(self._found_here.items()):
             if has_come(until, now):
                 await self._look_at(task_id)
@@ -408,8 +451,7 @@ class Tasks:
 
     def stored_end(self, task: RunningTask) -> None:
         if self._here.pop(task.id, None) is not None:
-            until = task.record.expires_at or self.clock()
-            self._kept[task.id] = until, task.share
+            self._kept[task.id] = task.record.expires_at or self.clock()
 
     async def close(self) -> None:
         """Store the last changes, as long as the store takes them."""

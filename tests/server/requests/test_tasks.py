@@ -392,13 +392,36 @@ async def test_a_call_that_is_refused_after_its_task_was_made_leaves_none() -> N
         assert await counts(w) == 0
 
 
+async def test_a_client_with_many_tasks_takes_no_room_of_another_one() -> None:
+    """Without authentication its address has the share. It loses its oldest, also one that runs."""
+    policy = TaskPolicy(always={"wait", "echo"}, max_tasks=4)
+    async with world(tasks=policy) as w:
+        flood, bystander = [
+            ModernClient(await w.carrier_from(address), capabilities=CAPABILITIES)
+            for address in ("192.0.2.1", "192.0.2.2")
+        ]
+        first = await flood.call("wait", {"gate": "first"}).result()
+        others = [await flood.call("wait", {"gate": "g"}).result() for _ in range(3)]
+        assert (await flood.call("wait", {"gate": "g"}).error())["code"] == -31011
+        for _ in range(2):
+            await bystander.call("wait", {"gate": "g"}).result()
+        assert w.box.gate("first").cancelled.is_set()
+        for lost in (first, others[0]):
+            error = await flood.send("tasks/get", named(lost)).error()
+            assert (error["code"], "there is no such task" in error["message"]) == (-32602, True)
+        # It has as many now.
+        assert (await bystander.call("wait", {"gate": "g"}).error())["code"] == -31011
+        assert len(tasks_of(w)._owners) == len(await w.layer.store.all_sessions()) == 4
+        w.box.gate("g").go.set()
+
+
 def tasks_of(w: World) -> Any:
     return w.inside.runner.tasks
 
 
 async def counts(w: World) -> int:
     tasks = tasks_of(w)
-    return len(tasks._here) + len(tasks._kept) + sum(tasks._shares.values())
+    return len(tasks._here) + len(tasks._kept) + len(tasks._owners) + len(tasks._shares)
 
 
 async def test_a_task_that_ended_before_a_restart_is_forgotten_in_time(tmp_path: Path) -> None:
