@@ -166,17 +166,31 @@ def _keeps_nothing_between_rounds(_: Any) -> Any:
     return keeps
 
 
+def _asker_elsewhere(self: Any, answer: Any) -> str | None:
+    """The other process that asked; None: none did, or it was this one."""
+    process = process_of(answer.id) if isinstance(answer.id, str) else None
+    return process if self._relay.bus.is_remote(process) else None
+
+
+def _drops_what_others_asked(_: Any) -> Any:
+    def answer(self: Any, answer: Any, principal: Any, share: Any) -> bool:
+        is_ours = self._pending.resolve(answer, principal)
+        return is_ours or _asker_elsewhere(self, answer) is not None
+
+    return answer
+
+
 def _passes_on_once(_: Any) -> Any:
-    async def answer(self: Any, answer: Any, principal: Any) -> bool:
+    def answer(self: Any, answer: Any, principal: Any, share: Any) -> bool:
         if self._pending.resolve(answer, principal):
             return True
-        process = process_of(answer.id) if isinstance(answer.id, str) else None
-        if not self._relay.bus.is_remote(process):
+        process = _asker_elsewhere(self, answer)
+        if process is None:
             return False
         answered = QuestionAnswer(
             id=answer.id, result=answer.result, error=answer.error, principal=principal
         )
-        await self._relay.try_notify(process, answered)
+        self._relay.bus.spawn(self._relay.notify(process, answered))
         return True
 
     return answer
@@ -286,7 +300,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "an answer to another replica's question is dropped": Defect(
         "The client's answer was accepted, and its handler waited for ever.",
-        ((RemoteQuestions, "answer", _says(True)),),
+        ((RemoteQuestions, "answer", _drops_what_others_asked),),
     ),
     "an open question is not put again": Defect(
         "A client that came back was not asked what it had not answered.",
