@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.core.visibility import Visibility
-from mcp_sessions.eras import Eras
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.foundations import (
     Outside,
@@ -20,7 +18,7 @@ from mcp_sessions.foundations import (
     visibility_of,
     wrapped,
 )
-from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.endpoint import Endpoint, EndpointSettings
@@ -61,9 +59,7 @@ from mcp_sessions.server.requests.silence import LongSilences
 from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import Upstream
-from mcp_sessions.server.upstream.sdk.authentication import Authentication
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.task_policy import TaskPolicy
 from mcp_sessions_transports.http.io import Arrivals
 from mcp_sessions_transports.http.replica_hints import ClusterStreams
 
@@ -88,23 +84,21 @@ class Assembly:
     def __init__(
         self,
         server: object,
+        settings: LayerSettings,
         *,
-        store: SessionStore | str | os.PathLike[str] | None,
-        policy: SessionPolicy,
-        security: SessionSecurity | None,
         clock: Callable[[], float],
-        conversations: Conversations | None = None,
-        hidden: Collection[str] = (),
-        authentication: Authentication | None = None,
-        tasks: TaskPolicy | None = None,
-        eras: Eras = "both",
     ) -> None:
+        store, policy, tasks = settings.store, settings.policy, settings.tasks
+        conversations = settings.conversations
         self.clock = clock
         # Each room is made of those before it.
-        self.shell, self.rules, declared = wrapped(server, remembers=store is not None, eras=eras)
-        self.authentication, needed = admitting(server, authentication, self.shell)
-        self.security = security = (security or SessionSecurity.default()).bound_to(self.shell.name)
-        visibility = visibility_of(hidden, security, needed=needed)
+        self.shell, self.rules, declared = wrapped(
+            server, remembers=store is not None, eras=settings.eras
+        )
+        self.authentication, needed = admitting(server, settings.authentication(), self.shell)
+        security = (settings.security or SessionSecurity.default()).bound_to(self.shell.name)
+        self.security = security
+        visibility = visibility_of(settings.hidden, security, needed=needed)
         replica = replica_of(store, policy, security, clock=clock)
         self.store, self.bus, self.policy = replica.store, replica.bus, replica.policy
         self.remembers = self.store.remembers
@@ -115,7 +109,7 @@ class Assembly:
                 "tasks need a store: make the layer with one instead of store=None"
             )
 
-        outside = Outside.make(server, replica, self.shell, declared=declared, eras=eras)
+        outside = Outside.make(server, replica, self.shell, declared=declared, eras=settings.eras)
         self.external = outside.external
         """The wrapped server if it is outside of this process."""
 

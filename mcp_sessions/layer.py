@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from mcp_sessions import method_names
+from mcp_sessions.access import Access, in_python
 from mcp_sessions.argument_types import checked
 from mcp_sessions.assembly import DRAIN_DELAY, Assembly
 from mcp_sessions.conversations import Conversations
@@ -26,6 +27,7 @@ from mcp_sessions.core.availability import not_running
 from mcp_sessions.eras import Eras
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.layer_settings import REPLACED, LayerSettings
 from mcp_sessions.policy import DEFAULT_GRACE, SessionPolicy
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.endpoint import EndpointSettings
@@ -80,10 +82,16 @@ class SessionLayer:
         security: SessionSecurity | None = None,
         conversations: Conversations | None = None,
         hidden: Collection[str] = (),
-        auth: AuthSettings | Authentication | None = None,
+        auth: AuthSettings | Authentication | str | None = None,
         token_verifier: TokenVerifier | None = None,
         tasks: TaskPolicy | None = None,
         eras: Eras = "both",
+        api_keys: str | os.PathLike[str] | None = None,
+        allow: Sequence[str] = (),
+        auth_issuer: str | None = None,
+        auth_audience: str | None = None,
+        auth_introspect: str | None = None,
+        auth_scope: Sequence[str] = (),
     ) -> None:
         """Wrap a server.
 
@@ -101,14 +109,24 @@ class SessionLayer:
                 session that they were revealed to (:meth:`SessionHandle.reveal`); or patterns, in
                 which ``*`` is any text: ``{"admin_*", "secret://*"}``.
             auth: The SDK's ``AuthSettings``, for a server without authentication of its own, such
-                as a ``StdioServer``: each HTTP request and WebSocket needs a token. (The command
-                line passes what its options say.)
+                as a ``StdioServer``: each HTTP request and WebSocket needs a token. Or the name of
+                a provider at which users sign in, such as ``"github"``; see ``allow``.
             token_verifier: The SDK's ``TokenVerifier``, which goes with ``auth``.
             tasks: Which calls become tasks, for clients of 2026-07-28 that declare the extension
                 ``io.modelcontextprotocol/tasks``. None: no call does.
             eras: The eras that are spoken: ``2025`` (with a handshake), ``2026`` or ``both``. With
                 ``2025`` hosts of both begin with a handshake. With ``2026`` a command or a URL of
                 both is spoken to in the 2026 era.
+            api_keys: The file of ``mcp-sessions keys``: each HTTP request and WebSocket needs a
+                key of it, or a token.
+            allow: The users of the provider that may use the server: ``"*@example.com"``,
+                ``"login:NAME"``, ``"group:NAME"``.
+            auth_issuer: The URL of an authorization server, whose tokens are accepted.
+            auth_audience: The URL of this server in these tokens.
+            auth_introspect: The URL at which the authorization server says whether a token is good.
+                The client is the one of the variables ``MCP_SESSIONS_INTROSPECT_CLIENT_ID`` and
+                ``MCP_SESSIONS_INTROSPECT_CLIENT_SECRET``.
+            auth_scope: Scopes that each key and token needs.
 
         Raises:
             ConfigurationError: The server cannot be wrapped, or the URL names no store; or there
@@ -116,22 +134,29 @@ class SessionLayer:
                 outlives keys of this process; or ``auth`` lacks its verifier, or the server has
                 authentication of its own.
         """
-        if isinstance(auth, Authentication):
-            authentication: Authentication | None = auth
-        else:
-            authentication = authentication_of(auth, token_verifier)
-        self._assembly = Assembly(
-            server,
+        settings = LayerSettings(
             store=store,
             policy=policy if policy is not None else SessionPolicy(),
             security=security,
-            clock=self._clock,
             conversations=conversations,
             hidden=hidden,
-            authentication=authentication,
             tasks=tasks,
             eras=eras,
+            authentication=partial(
+                _authentication,
+                auth,
+                token_verifier,
+                api_keys=os.fspath(api_keys) if api_keys is not None else None,
+                allow=allow,
+                auth_issuer=auth_issuer,
+                auth_audience=auth_audience,
+                auth_introspect=auth_introspect,
+                auth_scope=auth_scope,
+            ),
         )
+        if (replaced := REPLACED.get()) is not None:
+            settings = replaced(settings)
+        self._assembly = Assembly(server, settings, clock=self._clock)
         self.policy = self._assembly.policy
         self.security = self._assembly.security
         self.store = self._assembly.store
@@ -404,3 +429,29 @@ class SessionLayer:
             )
             note_store_failure(unreported)
             raise unreported
+
+
+def _authentication(
+    auth: AuthSettings | Authentication | str | None,
+    token_verifier: TokenVerifier | None,
+    **fields: Any,
+) -> Authentication | None:
+    """Return what stands before the endpoint of a layer. None: only what the server has itself.
+
+    Raises:
+        ConfigurationError: The arguments do not go together, or cannot be used.
+    """
+    provider, own = (auth, None) if isinstance(auth, str) else (None, auth)
+    try:
+        access = Access(auth=provider, **fields)
+        if access.asks_by is None:
+            if isinstance(own, Authentication):
+                return own
+            return authentication_of(own, token_verifier)
+        if token_verifier is not None or own is not None:
+            raise ConfigurationError(
+                f"a token verifier cannot be used with {access.asks_by}: leave out one of them"
+            )
+        return access.authenticating()("")
+    except ConfigurationError as error:
+        raise in_python(error) from error

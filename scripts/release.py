@@ -14,12 +14,14 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
 import sys
 import tarfile
 import tempfile
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Timer
 
 from scripts.release_files import Wrong, check_files, run, tool, tracked
 
@@ -35,6 +37,23 @@ SessionLayer(MCPServer("notes"), store=SQLiteStore("sessions.sqlite")).asgi_app(
 resumable("https://host/mcp", "wss://host/mcp")
 """
 """A program that runs with no extra installed."""
+
+CALLS = """
+import asyncio, sys
+from mcp import Client
+from mcp_sessions import resumable
+
+async def main():
+    async with Client(resumable(sys.argv[1])) as client:
+        result = await client.call_tool("count", {})
+    assert not result.is_error, result
+
+asyncio.run(main())
+"""
+"""A program that calls a tool of the served command."""
+
+_WITHIN = 60.0
+"""Seconds after which a command that is served for a check is killed."""
 
 
 def version_of(root: Path) -> str:
@@ -84,26 +103,34 @@ def missing_in_git(root: Path, version: str) -> list[str]:
 # --- what is built ----------------------------------------------------------------------
 
 
-def build(root: Path, out: Path) -> tuple[Path, Path]:
-    """Build the sdist from the files that git has, and the wheel from the sdist."""
+def build(root: Path, out: Path) -> tuple[Path, Path, Path]:
+    """Build the sdist from the files that git has, the wheel from the sdist, and the wheel of the
+    conformance runner.
+    """
     with tempfile.TemporaryDirectory(prefix="mcp-sessions-release-") as name:
         for file in tracked(root):
             (Path(name) / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / file, Path(name) / file)
         run(sys.executable, "-m", "build", "--outdir", str(out), name, cwd=out)
+        runner = str(Path(name) / "conformance")
+        run(sys.executable, "-m", "build", "--wheel", "--outdir", str(out), runner, cwd=out)
     [sdist] = out.glob("*.tar.gz")
-    [wheel] = out.glob("*.whl")
-    return sdist, wheel
+    [wheel] = out.glob("mcp_sessions-*.whl")
+    [runner_wheel] = out.glob("mcp_sessions_conformance-*.whl")
+    return sdist, wheel, runner_wheel
 
 
-def check_contents(root: Path, sdist: Path, wheel: Path) -> None:
-    """Check both for what PyPI refuses, and for what is not there or should not be.
+def check_contents(root: Path, sdist: Path, *wheels: Path) -> None:
+    """Check all for what PyPI refuses, and for what is not there or should not be.
 
     Raises:
         Wrong: The source distribution is not what git has, or a checker found something.
     """
-    run(sys.executable, "-m", "twine", "check", "--strict", str(sdist), str(wheel), cwd=root)
-    run(tool("check-wheel-contents"), str(wheel), cwd=root)
+    built = [str(sdist), *map(str, wheels)]
+    run(sys.executable, "-m", "twine", "check", "--strict", *built, cwd=root)
+    for wheel in wheels:
+        settings = root / ("conformance" if "conformance" in wheel.name else "") / "pyproject.toml"
+        run(tool("check-wheel-contents"), "--config", str(settings), str(wheel), cwd=root)
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()} - {"PKG-INFO"}
     wanted = set(tracked(root))
@@ -126,7 +153,57 @@ def check_installed(distribution: Path, directory: Path, version: str) -> Path:
     if said.split()[-1:] != [version]:
         raise Wrong(f"{distribution.name}: mcp-sessions --version says {said!r}, not {version}")
     run(str(python), "-I", "-c", USES, cwd=directory)
+    check_served(directory)
     return python
+
+
+def check_served(directory: Path) -> None:
+    """Serve a command, as ``uvx --from WHEEL mcp-sessions serve -- COMMAND`` does, and call it.
+
+    Raises:
+        Wrong: It does not serve, or the call is not answered.
+    """
+    server = directory / "server.py"
+    shutil.copy(ROOT / "tests" / "support" / "child_server.py", server)
+    served = subprocess.Popen(
+        [
+            *(str(directory / "bin" / "mcp-sessions"), "serve", "--port", "0"),
+            *("--log-format", "json", "--", sys.executable, "-I", str(server)),
+        ],
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    watch = Timer(_WITHIN, served.kill)
+    watch.start()
+    with served:
+        try:
+            lines = (re.search(r'"url": ?"([^"]+)"', line) for line in served.stderr or ())
+            found = next(filter(None, lines), None)
+            if found is None:
+                raise Wrong("the command is not served")
+            run(str(directory / "bin" / "python"), "-I", "-c", CALLS, found[1], cwd=directory)
+        finally:
+            served.terminate()
+            watch.cancel()
+
+
+def check_runner(wheel: Path, runner: Path, directory: Path) -> None:
+    """Install both wheels, and list the vectors.
+
+    Raises:
+        Wrong: The base has the runner in it, or the two do not work together.
+    """
+    python = check_installed(wheel, directory, version_of(ROOT))
+    command = str(directory / "bin" / "mcp-sessions")
+    alone = subprocess.run([command, "conformance", "--list"], capture_output=True, text=True)
+    if "pip install mcp-sessions-conformance" not in alone.stderr:
+        raise Wrong(f"{wheel.name}: has the conformance runner in it")
+    pip = (sys.executable, "-m", "pip", "--python", str(python))
+    run(*pip, "install", "--quiet", "--no-compile", str(runner), cwd=directory)
+    if "replay" not in run(command, "conformance", "--list", cwd=directory):
+        raise Wrong(f"{runner.name}: names no vector")
 
 
 def write_bill(python: Path, path: Path, version: str) -> None:
@@ -176,24 +253,26 @@ def release(root: Path, out: Path, *, is_check: bool) -> None:
     say("the project's files, each by its own tool")
     check_files(root)
     say("build")
-    sdist, wheel = build(root, out)
-    say("what is in the sdist and the wheel")
-    check_contents(root, sdist, wheel)
+    sdist, wheel, runner = build(root, out)
+    say("what is in the sdist and the wheels")
+    check_contents(root, sdist, wheel, runner)
     with tempfile.TemporaryDirectory(prefix="mcp-sessions-release-") as name:
         say("the sdist in a clean environment")
         check_installed(sdist, Path(name) / "sdist", version)
         say("the wheel in a clean environment")
         python = check_installed(wheel, Path(name) / "wheel", version)
+        say("the wheel of the conformance runner beside it")
+        check_runner(wheel, runner, Path(name) / "runner")
         say("bill of materials and checksums")
         bill = out / f"mcp_sessions-{version}.cdx.json"
         write_bill(python, bill, version)
-    write_checksums([sdist, wheel, bill], out / "SHA256SUMS")
+    write_checksums([sdist, wheel, runner, bill], out / "SHA256SUMS")
     for path in sorted(out.iterdir()):
         print(f"  {path.name}  {path.stat().st_size} bytes")
     if missing:
         print("To do before a release:\n  " + "\n  ".join(missing))
     else:
-        print(f"Next: git tag v{version}, then twine upload the sdist and the wheel.")
+        print(f"Next: git tag v{version}, then twine upload the sdist and the wheels.")
 
 
 def say(step: str) -> None:

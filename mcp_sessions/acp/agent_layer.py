@@ -25,6 +25,7 @@ from mcp_sessions.acp.tasks import to_the_end
 from mcp_sessions.argument_types import checked
 from mcp_sessions.background import Background
 from mcp_sessions.errors import ConfigurationError, StoreInUse
+from mcp_sessions.layer_settings import AGENT_REPLACED
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.urls import open_store
@@ -86,6 +87,10 @@ class AcpSessionLayer:
             raise ConfigurationError(
                 f"an ACP agent needs a method prompt; a {type(agent).__name__} has none"
             )
+        replaced = AGENT_REPLACED.get({})
+        store = replaced.get("store", store)
+        connect_timeout = replaced.get("connect_timeout", connect_timeout)
+        forget_after = replaced.get("forget_after", forget_after)
         limits = {
             "connect_timeout": connect_timeout,
             "grace": grace,

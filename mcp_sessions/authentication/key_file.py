@@ -27,6 +27,7 @@ from typing import Any, Final, cast
 
 from mcp_sessions.core.messages import entries_of, members_of
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.unopened import reason_of
 
 try:
     import fcntl
@@ -196,8 +197,7 @@ def _named(path: str) -> Generator[None]:
     try:
         yield
     except OSError as failed:
-        said = (failed.strerror or str(failed)).lower()
-        raise ConfigurationError(f"{path}: {said}") from failed
+        raise ConfigurationError(f"{path}: {reason_of(failed, path)}") from failed
 
 
 def _stamp(status: os.stat_result) -> FileStamp:

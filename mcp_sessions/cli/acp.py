@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 from mcp_sessions import __version__
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli import logs
+from mcp_sessions.cli.over_the_file import say_replaced
 from mcp_sessions.cli.targets import SHAPE, load_target
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.layer_settings import AGENT_REPLACED, replacing
 from mcp_sessions.serve.garbage import setting_aside
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def _layer(options: argparse.Namespace) -> AcpSessionLayer:
     # Checks that cost nothing come first. The target's code runs last.
     from mcp_sessions.stores.urls import open_store
 
-    store = open_store(options.store if options.store is not None else DEFAULT_STORE)
+    open_store(options.store if options.store is not None else DEFAULT_STORE)
     try:
         from mcp_sessions.acp import AcpSessionLayer
     except ModuleNotFoundError as error:
@@ -83,22 +85,14 @@ def _layer(options: argparse.Namespace) -> AcpSessionLayer:
     def is_layer(value: object) -> bool:
         return isinstance(value, AcpSessionLayer)
 
-    loaded = load_target(options.target, kinds=(is_layer, _is_agent), what=SERVABLE)
-    limits = {name: getattr(options, name) for name in ("connect_timeout", "forget_after")}
-    given = {
-        "--store": options.store,
-        **{f"--{name.replace('_', '-')}": value for name, value in limits.items()},
-    }
-    if isinstance(loaded, AcpSessionLayer):
-        refused = [name for name, value in given.items() if value is not None]
-        if refused:
-            raise ConfigurationError(
-                f"{options.target} is an AcpSessionLayer and has its own store and limits: "
-                f"set them there, not with {' '.join(refused)}"
-            )
-        return loaded
-    chosen = {name: value for name, value in limits.items() if value is not None}
-    return AcpSessionLayer(loaded, store=store, **chosen)  # pyright: ignore[reportArgumentType]
+    named = {name: getattr(options, name) for name in ("store", "connect_timeout", "forget_after")}
+    given = {name: value for name, value in named.items() if value is not None}
+    with replacing(AGENT_REPLACED, given):
+        loaded = load_target(options.target, kinds=(is_layer, _is_agent), what=SERVABLE)
+        if isinstance(loaded, AcpSessionLayer):
+            say_replaced(options.target, [f"--{name.replace('_', '-')}" for name in given])
+            return loaded
+        return AcpSessionLayer(loaded, store=DEFAULT_STORE)  # pyright: ignore[reportArgumentType]
 
 
 def _is_agent(value: object) -> bool:
@@ -123,7 +117,7 @@ def make_parser() -> types.OneLineParser:
     agent = parser.group("agent")
     agent.add("--agent TARGET", "an agent, or an AcpSessionLayer", dest="target", required=True)
     agent.add("--store URL", f"store: sqlite:///conversations.db ({DEFAULT_STORE})")
-    agent.add("--connect-timeout S", "time for an MCP server to be ready (10)", types.seconds)
-    agent.add("--forget-after S", "delete conversations unused for S (never)", types.seconds)
+    agent.add("--connect-timeout TIME", "time for an MCP server to be ready (10s)", types.seconds)
+    agent.add("--forget-after TIME", "delete conversations unused so long (never)", types.seconds)
     types.add_log_options(parser.group("log"), level="warning")
     return parser

@@ -1,18 +1,18 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from mcp_sessions.cli.logs import FORMATS, LEVELS, complain
 from mcp_sessions.core.proxies import Proxies
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.policy import limit_of
+from mcp_sessions.policy import SessionPolicy, limit_of
 
 _VARIABLE = re.compile(
     r"\$\{(?:(?:input|command|config|prompt):(?!-)[^}]*|userHome|workspaceFolder\w*)\}"
@@ -30,9 +30,16 @@ INTERRUPTED = 130
 USAGE_ERROR = 2
 """Exit status for an error that the user can correct. argparse has the same."""
 
+_TIME = re.compile(r"(\d{1,15}(?:\.\d{1,9})?|\.\d{1,9})([smhdw]?)", re.ASCII)
+_SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
+
+_LIMITS_OF_TIME = {each.name for each in fields(SessionPolicy) if "float" in str(each.type)} - {
+    "max_requests_per_principal"
+}
+
 LEGEND = """\
-S is a time in seconds. Parentheses have the default. You may give an option with *
-several times."""
+TIME is 30s, 15m, 12h or 90d; a number alone is seconds. Parentheses have the default.
+You may give an option with * several times."""
 """Notes on how options are written."""
 
 
@@ -80,6 +87,36 @@ class OneLineParser(argparse.ArgumentParser):
             epilog=epilog or None, formatter_class=_Help, allow_abbrev=False, **options
         )
 
+    def parse_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
+        found, more = self.parse_known_args(args, namespace)
+        if more:
+            self.unrecognized(more)
+        return found
+
+    def unrecognized(self, more: Sequence[str]) -> NoReturn:
+        parsers = [self]
+        for action in self._actions:
+            commands: Any = action.choices
+            parsers += commands.values() if isinstance(commands, dict) else ()
+        known = [
+            option
+            for parser in parsers
+            for action in parser.shown_options()
+            for option in action.option_strings
+        ]
+        hint = did_you_mean(more[0].partition("=")[0], known)
+        self.error(f"unrecognized arguments: {' '.join(more)}{hint}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(each) for each in action.choices]
+            hint = did_you_mean(str(value), known)
+            raise argparse.ArgumentError(
+                action, f"must be one of {', '.join(known)}, not {value!r}{hint}"
+            )
+
     def error(self, message: str) -> NoReturn:
         complain(self.prog, f"{message} (see {self.prog} --help)")
         raise SystemExit(USAGE_ERROR)
@@ -107,6 +144,13 @@ def add_log_options(group: Options, *, level: str) -> None:
     group.add("--log-format FORMAT", "text or json (%(default)s)", choices=FORMATS, default="text")
 
 
+def did_you_mean(text: str, known: Iterable[str]) -> str:
+    """Return a hint for a word that is none of those that are known. Empty: none is near."""
+    names = {each.lower(): each for each in known}
+    near = get_close_matches(text.lower(), names, 1, 0.75)
+    return f"; did you mean {names[near[0]]}?" if near else ""
+
+
 def one_line(error: object) -> str:
     """Return the text of ``error`` without line breaks. The messages of some libraries have
     them.
@@ -125,24 +169,32 @@ def port(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
+    """Parse a time: ``90``, ``30s``, ``15m``, ``12h``, ``90d`` or ``2w``."""
+    value = _time(text)
+    if not value:
+        raise argparse.ArgumentTypeError(
+            f"must be a time above 0, such as 30s or 15m, not {text!r}"
+        )
     return value
 
 
 def duration(text: str) -> float:
-    if text.strip("0.") == "" and any(c == "0" for c in text):
-        return 0.0
-    try:
-        return seconds(text)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(
-            f"must be a number of seconds, 0 or more, not {text!r}"
-        ) from None
+    """Parse a time that may be 0."""
+    value = _time(text)
+    if value is None:
+        raise argparse.ArgumentTypeError(f"must be a time, such as 30s, 15m or 0, not {text!r}")
+    return value
+
+
+def _time(text: str) -> float | None:
+    found = _TIME.fullmatch(text)
+    return float(found[1]) * _SECONDS[found[2] or "s"] if found is not None else None
+
+
+def shown(time: float) -> str:
+    """Write a time as an option takes it."""
+    unit = next((unit for unit, size in _SECONDS.items() if time and time % size == 0), "s")
+    return f"{time / _SECONDS[unit]:g}{unit}"
 
 
 def count(text: str) -> int:
@@ -158,6 +210,9 @@ def count_or_none(text: str) -> int:
 
 
 def limit(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    if name in _LIMITS_OF_TIME and (time := _time(value)) is not None:
+        text = f"{name}={time:.15g}"
     try:
         return limit_of(text)
     except ConfigurationError as wrong:

@@ -14,6 +14,7 @@ from typing import Any
 
 from mcp_sessions.cli.logs import extra_of, time_of
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.unopened import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class AuditFile(logging.Handler):
             self._file = _STDOUT if path == STDOUT else _opened(path)
             os.fstat(self._file)
         except OSError as failed:
-            raise ConfigurationError(f"--audit {path}: {failed.strerror}") from failed
+            raise ConfigurationError(f"--audit {path}: {reason_of(failed, path)}") from failed
 
     def install(self) -> None:
         logger = logging.getLogger("mcp_sessions.audit")

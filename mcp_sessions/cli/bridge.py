@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.logs import complain
 from mcp_sessions.core.addresses import HTTP_AND_WEBSOCKET, wrong_address
-from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.serve.garbage import setting_aside
 
 UNANSWERED = 1
@@ -29,9 +27,6 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = make_parser().parse_args(arguments)
     logs.configure(level=options.log_level, format=options.log_format)
-    jar_folder = Path(options.jar).resolve().parent if options.jar else None
-    if jar_folder is not None and not jar_folder.is_dir():
-        raise ConfigurationError(f"--jar: there is no folder {jar_folder}")
 
     import anyio
 
@@ -136,8 +131,8 @@ def make_parser() -> types.OneLineParser:
         default=4_194_304,
     )
     messages.add(
-        "--last-wait S",
-        "time for answers after the input ends (%(default)g)",
+        "--last-wait TIME",
+        "time for answers after the input ends (1m)",
         types.seconds,
         default=60.0,
     )

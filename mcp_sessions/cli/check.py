@@ -21,7 +21,7 @@ from typing import Any
 
 from mcp_sessions.assembly import Assembly
 from mcp_sessions.authentication.fetching import FetchFailed
-from mcp_sessions.cli.access import access_of, introspection_of, issuer_of
+from mcp_sessions.cli.access import access_given, access_of
 from mcp_sessions.cli.arguments import INTERRUPTED, USAGE_ERROR, one_line
 from mcp_sessions.cli.telemetry import described
 from mcp_sessions.core.life import idle_time
@@ -30,6 +30,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, SessionsError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.serve.tls import certificate_of
 from mcp_sessions.server.upstream.external.trial import why_not
@@ -192,7 +193,9 @@ def _say_access(
 
 def _say_audit(report: Report, path: str) -> None:
     location = path if os.path.exists(path) else os.path.dirname(os.path.abspath(path))
-    if os.access(location, os.W_OK):
+    if not os.path.exists(location):
+        report.wrong("audit", f"there is no folder {location}")
+    elif os.access(location, os.W_OK):
         report.say("audit", path)
     else:
         report.wrong("audit", f"{location} cannot be written: look at its permissions")
@@ -220,10 +223,11 @@ async def _reach_all(
 
 async def _say_issuer(report: Report, options: argparse.Namespace) -> None:
     try:
-        if (endpoint := introspection_of(options)) is not None:
+        access = access_given(options)
+        if (endpoint := access.introspection()) is not None:
             await endpoint.try_once()
             report.say("issuer", f"{endpoint.url} answers about tokens")
-        elif (issuer := issuer_of(options)) is not None:
+        elif (issuer := access.issuer()) is not None:
             usable = len(await issuer.fetched())
             report.say("issuer", f"{issuer.url}: keys that can be used: {usable}")
     except (FetchFailed, ConfigurationError) as failed:
@@ -258,9 +262,8 @@ async def _start(served: CheckedEndpoint) -> Mapping[str, Any] | UpstreamError |
     """
     if served.external is None:
         return None
-    alone = Assembly(
-        served.external, store=MemoryStore(), policy=served.policy, security=None, clock=time.time
-    )
+    settings = LayerSettings(store=MemoryStore(), policy=served.policy)
+    alone = Assembly(served.external, settings, clock=time.time)
     if alone.external is None:
         raise AssertionError("it wraps one")
     async with alone.external.lifespan():

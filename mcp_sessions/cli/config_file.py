@@ -9,19 +9,21 @@ from __future__ import annotations
 import json
 import logging
 import re
+from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from mcp_sessions.cli.arguments import expanded
+from mcp_sessions.cli.arguments import did_you_mean, duration, expanded
 from mcp_sessions.eras import ERAS, Eras
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.stdio_server import StdioServer
 from mcp_sessions.task_policy import TaskPolicy
+from mcp_sessions.unopened import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +67,7 @@ _OF_TASKS: Final = {
 }
 """Members of ``tasks`` → their names in ``TaskPolicy``."""
 
+_TIMES: Final = {"childIdle", "startTimeout", "after", "ttl", "pollInterval", "maxTime"}
 _OTHERS: Final = {"type", "disabled", "enabled", "auth", "eras", "tasks"}
 _USED: Final = _OF_COMMAND | _OF_URL | _OURS.keys() | _OTHERS
 _TYPES: Final = {
@@ -134,7 +137,9 @@ def servers_of(
                     "%s: %s is not served: %s; %s", file, name, _NOT_SPOKEN[kind], spoken
                 )
                 continue
-            unused = sorted(members.keys() - _USED)
+            unused = [
+                f"{each}{did_you_mean(each, _USED)}" for each in sorted(members.keys() - _USED)
+            ]
             if unused:
                 logger.warning("%s: %s: serve ignores %s", file, name, ", ".join(unused))
             server = _server(members, {"title": f"the server {name}", **given}, env)
@@ -153,7 +158,7 @@ def _text_of(file: str) -> str:
         with Path(file).open("rb") as opened:
             text = opened.read(_LARGEST + 1)
     except OSError as failed:
-        raise ConfigurationError(f"{file}: {(failed.strerror or str(failed)).lower()}") from failed
+        raise ConfigurationError(f"{file}: {reason_of(failed, file)}") from failed
     if len(text) > _LARGEST:
         raise ConfigurationError(f"{file}: more than {_LARGEST} bytes")
     try:
@@ -218,10 +223,10 @@ def _server(
         raise ConfigurationError(f"{foreign[0]} is not for servers of type {kind}: leave it out")
     own = {each: members[each] for each in _OURS if each in members}
     for each, value in own.items():
-        number = (int, float) if each in ("childIdle", "startTimeout") else int
-        if each != "per" and (isinstance(value, bool) or not isinstance(value, number)):
-            what = "whole number" if number is int else "number"
-            raise ConfigurationError(f"{each} must be a {what}")
+        if each in _TIMES:
+            own[each] = _time(each, value)
+        elif each != "per" and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ConfigurationError(f"{each} must be a whole number")
     options = {**given, **{_OURS[each]: value for each, value in own.items()}}
     options |= _needed_scopes(members.get("auth"))
     if _TYPES[kind] is _OF_URL and "warm" in members:
@@ -260,18 +265,19 @@ def _tasks(given: Any, usual: TaskPolicy | None) -> TaskPolicy | None:
     changes: dict[str, Any] = {}
     for name, value in members.items():
         if name not in _OF_TASKS:
-            raise ConfigurationError(f"tasks has no {name}")
+            raise ConfigurationError(f"tasks has no {name}{did_you_mean(name, _OF_TASKS)}")
         usual_value = getattr(policy, _OF_TASKS[name])
         if isinstance(usual_value, bool):
             if not isinstance(value, bool):
                 raise ConfigurationError(f"tasks.{name} must be true or false")
             changes[_OF_TASKS[name]] = value
             continue
-        if isinstance(usual_value, (int, float)):
-            number = (int,) if isinstance(usual_value, int) else (int, float)
-            if isinstance(value, bool) or not isinstance(value, number):
-                what = "whole number" if number == (int,) else "number"
-                raise ConfigurationError(f"tasks.{name} must be a {what}")
+        if name in _TIMES:
+            changes[_OF_TASKS[name]] = _time(f"tasks.{name}", value)
+            continue
+        if isinstance(usual_value, int):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigurationError(f"tasks.{name} must be a whole number")
             changes[_OF_TASKS[name]] = value
             continue
         names = cast("list[Any]", value) if isinstance(value, list) else [None]
@@ -282,6 +288,22 @@ def _tasks(given: Any, usual: TaskPolicy | None) -> TaskPolicy | None:
         return replace(policy, **changes)
     except ConfigurationError as failed:
         raise ConfigurationError(f"tasks: {failed}") from failed
+
+
+def _time(name: str, value: Any) -> float:
+    """Return the seconds of a number, or of a text such as "15m".
+
+    Raises:
+        ConfigurationError: It is no time.
+    """
+    if isinstance(value, str):
+        try:
+            return duration(value)
+        except ArgumentTypeError as wrong:
+            raise ConfigurationError(f"{name} {wrong}") from wrong
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigurationError(f'{name} must be a time, such as "15m" or 900')
+    return value
 
 
 def _needed_scopes(auth: Any) -> dict[str, Any]:
@@ -298,7 +320,8 @@ def _needed_scopes(auth: Any) -> dict[str, Any]:
     given = cast("dict[str, Any]", auth)
     foreign = sorted(given.keys() - {"scopes", "tools"})
     if foreign:
-        raise ConfigurationError(f"auth: has scopes and tools, and no {foreign[0]}")
+        hint = did_you_mean(foreign[0], ("scopes", "tools"))
+        raise ConfigurationError(f"auth: has scopes and tools, and no {foreign[0]}{hint}")
     tools: Any = given.get("tools", {})
     if not isinstance(tools, dict):
         raise ConfigurationError("auth.tools must be an object of lists of scopes")

@@ -16,6 +16,7 @@ from typing import Literal
 
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.unopened import reason_of
 
 TOKEN = "CONFORMANCE_TOKEN"
 OTHER_TOKEN = "CONFORMANCE_OTHER_TOKEN"
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         import mcp_sessions_conformance.entry as entry
     except ImportError as error:
         raise ConfigurationError(
-            f"the runner needs {error.name}: pip install 'mcp-sessions[conformance]'"
+            f"the runner needs {error.name}: pip install mcp-sessions-conformance"
         ) from error
     if options.list:
         print(entry.listing())
@@ -125,7 +126,7 @@ def _write(out: Path, text: str, mode: Literal["a", "w"] = "w") -> None:
         with out.open(mode, encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise ConfigurationError(f"{out} cannot be written: {error.strerror}") from error
+        raise ConfigurationError(f"{out} cannot be written: {reason_of(error, out)}") from error
 
 
 def show_progress(where: str, number: int, of: int, wrong: str) -> None:
@@ -185,7 +186,7 @@ Exit status: 0 if every MUST holds, 1 if not, 2 for wrong arguments.""",
     what.add("--tasks", "play the vectors about tasks, too")
     run = parser.group("run and outcome")
     run.add("--json FILE", "write the outcome to FILE as well")
-    run.add("--timeout S", "time for any one answer (%(default)g)", types.seconds, default=5.0)
+    run.add("--timeout TIME", "time for any one answer (5s)", types.seconds, default=5.0)
     run.add(
         "--give-up N",
         "stop after N silent vectors; 0: never (%(default)d)",

@@ -21,7 +21,7 @@ def given_options(options: argparse.Namespace) -> dict[str, Any]:
 def task_policy(options: argparse.Namespace) -> TaskPolicy | None:
     if not options.tasks:
         return None
-    policy = TaskPolicy(tools=options.task_tools)
+    policy = TaskPolicy(tools=bool(options.task_tools))
     return policy if options.task_after is None else replace(policy, after=options.task_after)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from datetime import UTC, datetime
 
 from mcp_sessions.authentication import key_file
 from mcp_sessions.authentication.key_file import ApiKey
-from mcp_sessions.cli.arguments import LEGEND, OneLineParser, Options
+from mcp_sessions.cli.arguments import LEGEND, OneLineParser, Options, seconds
 from mcp_sessions.cli.option_variables import variable_of
 from mcp_sessions.errors import ConfigurationError
 
@@ -33,9 +32,6 @@ _NOTES = f"""\
 A client sends its key as a bearer token: Authorization: Bearer KEY.
 The variable {_VARIABLE} names the file as well.
 {LEGEND}"""
-
-_DURATION = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -121,15 +117,6 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _duration(text: str) -> int:
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        raise argparse.ArgumentTypeError(
-            f"must be a number with s, m, h, d or w, such as 90d, not {text!r}"
-        )
-    return int(found[1]) * _SECONDS[found[2]]
-
-
 def make_parser() -> OneLineParser:
     parser = OneLineParser(
         prog="mcp-sessions keys",
@@ -150,7 +137,7 @@ def make_parser() -> OneLineParser:
     add, group = command("add", "make a key, and print it once", _EXAMPLES[0])
     add.add_argument("name", metavar="NAME", help="owner of the key and its sessions")
     group.add("--scope SCOPE", "a scope of the key *", action="append", default=[])
-    group.add("--expires TIME", "life of the key, as 12h or 90d (no end)", _duration)
+    group.add("--expires TIME", "life of the key, such as 90d (no end)", seconds)
     command("list", "list the keys, without the keys themselves", _EXAMPLES[1])
     revoke, group = command("revoke", "refuse a key, and end its streams", _EXAMPLES[2])
     revoke.add_argument("name", metavar="NAME", nargs="?", help="all keys of this name")

@@ -4,13 +4,15 @@ Rules, owned by ``tests/cli/test_main.py``:
 
 1. An error of the user is one line on stderr, and exit status 2. An unavailable store is one line
    too, and exit status 1: the same command may work later.
-2. A command's file is imported only when that command runs: the help must not wait for the MCP SDK.
+2. If the reader of stdout leaves, as ``head`` does, the command ends without a word.
+3. A command's file is imported only when that command runs: the help must not wait for the MCP SDK.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import select
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -21,6 +23,9 @@ from mcp_sessions.cli.logs import complain
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 
 STORE_AWAY = 1
+
+READER_LEFT = 141
+"""Exit status that shells give to a program that SIGPIPE ended. Python ignores that signal."""
 
 # Each is a module of this package.
 COMMANDS = {
@@ -45,6 +50,22 @@ def main(command_line: Sequence[str] | None = None) -> int:
         SystemExit: ``--help``, ``--version``, or invalid arguments.
     """
     _fill_standard_files()
+    try:
+        try:
+            return _main(command_line)
+        finally:
+            if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                # What waits in the buffer is written here, where a failure can be caught.
+                sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        # Python flushes once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return READER_LEFT
+
+
+def _main(command_line: Sequence[str] | None) -> int:
     given = sys.argv[1:] if command_line is None else list(command_line)
     parser = _parser()
     if not given:
@@ -79,6 +100,13 @@ def _parser() -> argparse.ArgumentParser:
     # Not argparse's sub-parsers: they would need the options, and the file, of every command here.
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
+
+
+def _reader_left() -> bool:
+    """Whether nobody reads standard output any more."""
+    watched = select.poll()
+    watched.register(1, 0)
+    return any(event & select.POLLERR for _, event in watched.poll(0))
 
 
 def _fill_standard_files() -> None:

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mcp_sessions.cli.access import INTROSPECTION_VARIABLES
-from mcp_sessions.cli.arguments import OneLineParser
+from mcp_sessions.access import INTROSPECTION_VARIABLES
+from mcp_sessions.cli.arguments import OneLineParser, did_you_mean
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.security import KEYFILE_PASSWORD_VARIABLE, KEYS_VARIABLE
 
@@ -91,10 +91,11 @@ def parse(
 
 
 def unknown(parser: OneLineParser, environment: Mapping[str, str]) -> list[str]:
+    """Return the variables that set nothing, each with a hint if another one is near."""
     known = {variable_of(action.option_strings[-1]) for action in parser.shown_options()}
     ours = {name for name in environment if name.startswith(PREFIX)}
     others = {KEYS_VARIABLE, KEYFILE_PASSWORD_VARIABLE, *INTROSPECTION_VARIABLES}
-    return sorted(ours - known - others)
+    return [f"{name}{did_you_mean(name, known | others)}" for name in sorted(ours - known - others)]
 
 
 def warn_of(variables: Sequence[str]) -> None:

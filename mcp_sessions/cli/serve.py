@@ -15,14 +15,17 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from mcp_sessions.access import SERVER
 from mcp_sessions.cli import logs
-from mcp_sessions.cli.access import SERVER, access_of, authenticating
+from mcp_sessions.cli.access import access_of
 from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.audit_file import AuditFile
-from mcp_sessions.cli.external import external_server, task_policy
+from mcp_sessions.cli.external import external_server
 from mcp_sessions.cli.option_variables import variables_named, warn_of
+from mcp_sessions.cli.over_the_file import options_over, say_options_over
 from mcp_sessions.cli.safe_addresses import redacted
 from mcp_sessions.cli.serve_options import (
     DEFAULT_PORT,
@@ -33,9 +36,8 @@ from mcp_sessions.cli.serve_options import (
 from mcp_sessions.cli.start_up import start_up
 from mcp_sessions.cli.targets import load_target
 from mcp_sessions.cli.telemetry import exporting
-from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.policy import LIMIT_OPTIONS, SessionPolicy
+from mcp_sessions.layer_settings import REPLACED, replacing
 from mcp_sessions.serve.garbage import setting_aside
 from mcp_sessions.serve.sockets import listen_on
 
@@ -119,7 +121,7 @@ def _check(options: argparse.Namespace) -> int:
         from mcp_sessions.cli.serve_config import layer_maker, served_of
 
         named = options.store or DEFAULT_STORE
-        make = layer_maker(options, named, _policy(options), _conversations(options))
+        make = layer_maker(options, named)
         return served_of(options, make, redacted(named), _security(options))
 
     return check(options, StartSteps(listen, served))
@@ -179,7 +181,7 @@ def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
         from mcp_sessions.cli.serve_config import layer_maker, layers_of, serve_all
 
     store = options.store or DEFAULT_STORE
-    make = layer_maker(options, store, _policy(options), _conversations(options))
+    make = layer_maker(options, store)
     layers = layers_of(options, make)
     access_of(options, authenticates=all(layer.authenticates for layer in layers.values()))
     logs.take_over()
@@ -288,76 +290,30 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str, ExternalServ
     """Return the layer, the name of its store, and its command or URL, if it serves one."""
     from mcp_sessions.stores.urls import open_store
 
-    given = {
-        "--store": options.store,
-        **{f"--{name.replace('_', '-')}": getattr(options, name) for name in LIMIT_OPTIONS},
-        "--limit": options.limit or None,
-        "--conversations": options.conversations or None,
-        "--hide": options.hide,
-        "--readable-state": options.readable_state or None,
-        "--tasks": options.tasks or None,
-        "--eras": options.eras,
-        "--api-keys": options.api_keys,
-        "--auth": options.auth,
-        "--auth-issuer": options.auth_issuer,
-    }
     if options.store is not None and SERVER in options.store:
         raise ConfigurationError(
             f"--store: {SERVER} stands for a server of a --config file: leave it out of the URL"
         )
-    store = open_store(options.store if options.store is not None else DEFAULT_STORE)
+    # Only its URL is checked here.
+    open_store(options.store or DEFAULT_STORE)
 
     external = external_server(options)
-    loaded = external or load_target(options.target, kinds=(_is_layer, _is_server))
-    # FastMCP's providers change logging as well.
-    authentication = None if _is_layer(loaded) else authenticating(options)("")
+    with replacing(REPLACED, partial(options_over, options)):
+        loaded = external or load_target(options.target, kinds=(_is_layer, _is_server))
+        if _is_layer(loaded):
+            layer = cast("SessionLayer", loaded)
+        else:
+            from mcp_sessions.layer import SessionLayer
+
+            layer = SessionLayer(cast("SdkServer | ExternalServer", loaded), store=DEFAULT_STORE)
+    # The code, or FastMCP's providers, may have changed logging.
     logs.take_over()
-
-    from mcp_sessions.layer import SessionLayer
-    from mcp_sessions.security import SessionSecurity
-
-    if isinstance(loaded, SessionLayer):
-        refused = [name for name, value in given.items() if value is not None]
-        if refused:
-            raise ConfigurationError(
-                f"{options.target} is a SessionLayer and has its own store and policy: "
-                f"set them there, not with {' '.join(refused)}"
-            )
-        return loaded, f"{type(loaded.store).__name__}, as set in the SessionLayer", None
-    layer = SessionLayer(
-        cast("SdkServer | ExternalServer", loaded),
-        store=store,
-        policy=_policy(options),
-        conversations=_conversations(options),
-        hidden=options.hide or (),
-        security=SessionSecurity.default(sign_only=True) if options.readable_state else None,
-        auth=authentication,
-        tasks=task_policy(options),
-        eras=options.eras or "both",
-    )
-    return layer, redacted(options.store or DEFAULT_STORE), external
-
-
-def _policy(options: argparse.Namespace) -> SessionPolicy:
-    given = {name: getattr(options, name) for name in LIMIT_OPTIONS}
-    named = {name: value for name, value in given.items() if value is not None}
-    return SessionPolicy(**named, **dict(options.limit))
-
-
-def _conversations(options: argparse.Namespace) -> Conversations | None:
-    if not options.conversations:
-        return None
-    found: dict[str, list[str]] = {"meta": [], "header": [], "env": []}
-    for source, name in options.conversation_key or ():
-        found[source].append(name)
-    return Conversations(
-        meta=found["meta"],
-        headers=found["header"],
-        env=found["env"],
-        per_principal=options.per_principal,
-        platform_ids=options.platform_ids,
-        handle=options.handle or (),
-    )
+    if layer is not loaded:
+        return layer, redacted(options.store or DEFAULT_STORE), external
+    say_options_over(options)
+    if options.store is not None:
+        return layer, redacted(options.store), None
+    return layer, f"{type(layer.store).__name__}, as set in the SessionLayer", None
 
 
 # These import when called, after the target's code ran. That code imports the SDK anyway, and its

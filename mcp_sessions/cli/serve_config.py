@@ -18,20 +18,20 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+from mcp_sessions.access import SERVER
 from mcp_sessions.assembly import DRAIN_DELAY, Assembly
-from mcp_sessions.cli.access import SERVER, authenticating
+from mcp_sessions.cli.access import access_given
 from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.check import CheckedEndpoint
 from mcp_sessions.cli.config_file import servers_of
 from mcp_sessions.cli.external import given_options, task_policy
-from mcp_sessions.conversations import Conversations
+from mcp_sessions.cli.over_the_file import options_over
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
-from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.security import SessionSecurity
+from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.serve.endpoint import EndpointSettings
 from mcp_sessions.serve.open_connections import connection_limits
 from mcp_sessions.serve.reloading import Reloading
@@ -39,7 +39,6 @@ from mcp_sessions.serve.tls import Certificate, certificate_of
 from mcp_sessions.serve.together import Part, Together, run_together
 from mcp_sessions.serve.uvicorn_server import HttpSettings
 from mcp_sessions.server.upstream.external.changing import can_follow
-from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.origin import Guards, SecuritySettings
 
 logger = logging.getLogger(__name__)
@@ -120,10 +119,7 @@ def layers_of(
 
 
 def layer_maker(
-    options: argparse.Namespace,
-    store: str,
-    policy: SessionPolicy,
-    conversations: Conversations | None,
+    options: argparse.Namespace, store: str
 ) -> Callable[[str, ExternalServer], Assembly]:
     """Return the function that makes the layer of a server at a path.
 
@@ -138,24 +134,20 @@ def layer_maker(
             f"--store: each server of the --config file needs its own store: put {SERVER} into "
             "the URL, such as sqlite:///{server}.db or redis://host?namespace={server}"
         )
-    security = SessionSecurity.default(sign_only=True) if options.readable_state else None
-    authentication = authenticating(options)
+    over = options_over(options, LayerSettings())
+    authentication = access_given(options).authenticating()
 
     def make(path: str, server: ExternalServer) -> Assembly:
         name = _name_at(path, options)
         try:
-            return Assembly(
-                server,
-                store=open_store(store.replace(SERVER, name)),
-                policy=policy,
-                security=security,
-                clock=time.time,
-                conversations=conversations,
-                hidden=options.hide or (),
-                authentication=authentication(name),
+            settings = replace(
+                over,
+                store=store.replace(SERVER, name),
+                authentication=partial(authentication, name),
                 tasks=server.tasks,
                 eras=server.eras,
             )
+            return Assembly(server, settings, clock=time.time)
         except ConfigurationError as failed:
             raise ConfigurationError(f"{options.config}: {name}: {failed}") from failed
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from itertools import pairwise
 from urllib.parse import urlsplit, urlunsplit
 
@@ -61,9 +60,10 @@ def parsed(
     if has_scheme(target) and not is_url(target):
         raise ConfigurationError(wrong_address(target, HTTP))
     if more:
-        near = nearest(parser, more[0])
-        hint = f"; did you mean {near}?" if near is not None else ""
-        parser.error(f"unrecognized arguments: {' '.join(more)}{hint}")
+        limit = more[0].partition("=")[0].removeprefix("--").replace("-", "_")
+        if limit in SessionPolicy.__dataclass_fields__:
+            parser.error(f"unrecognized arguments: {more[0]}; did you mean --limit {limit}=VALUE?")
+        parser.unrecognized(more)
     if options.config is not None:
         if options.target is not None or command:
             parser.error("--config serves the servers of its file: leave out the other server")
@@ -81,14 +81,6 @@ def parsed(
     with variables_named(settings):
         _check(options)
     return options
-
-
-def nearest(parser: types.OneLineParser, text: str) -> str | None:
-    limit = text.partition("=")[0].removeprefix("--").replace("-", "_")
-    if limit in SessionPolicy.__dataclass_fields__:
-        return f"--limit {limit}=VALUE"
-    known = [option for action in parser.shown_options() for option in action.option_strings]
-    return next(iter(get_close_matches(text.partition("=")[0], known, 1, 0.75)), None)
 
 
 def is_url(target: str) -> bool:
@@ -257,12 +249,14 @@ def _add_sessions(group: types.Options) -> None:
     limits = SessionPolicy()
     group.add("--store URL", f"sessions: sqlite:///notes.db ({DEFAULT_STORE})")
     group.add(
-        "--idle-timeout S",
-        f"idle time until a session ends or sleeps ({limits.idle_timeout:g})",
+        "--idle-timeout TIME",
+        f"idle time until a session ends or sleeps ({types.shown(limits.idle_timeout)})",
         types.seconds,
     )
     group.add(
-        "--forget-after S", f"sleeping time until a session ends ({FORGET_AFTER})", types.seconds
+        "--forget-after TIME",
+        f"sleeping time until a session ends ({types.shown(FORGET_AFTER)})",
+        types.seconds,
     )
     group.add(
         "--max-sessions N", f"open sessions in the store ({limits.max_sessions})", types.count
@@ -275,19 +269,19 @@ def _add_sessions(group: types.Options) -> None:
         default=[],
     )
     group.add("--hide PATTERN", "hide names that match, until they are revealed *", action="append")
-    group.add("--readable-state", "let clients read their state, but not change it")
+    group.add("--readable-state", "let clients read their state, but not change it", default=None)
 
 
 def _add_conversations(group: types.Options) -> None:
-    group.add("--conversations", "make a session for each conversation")
+    group.add("--conversations", "make a session for each conversation", default=None)
     group.add(
         "--conversation-key WHERE",
         "meta:NAME, header:NAME or env:NAME has a name *",
         types.source("meta", "header", "env"),
         action="append",
     )
-    group.add("--platform-ids", "take a platform's Mcp-Session-Id as a name")
-    group.add("--per-principal", "one session per user who names no conversation")
+    group.add("--platform-ids", "take a platform's Mcp-Session-Id as a name", default=None)
+    group.add("--per-principal", "one session per user who names no conversation", default=None)
     group.add("--handle TOOL", "TOOL returns a handle for later calls *", action="append")
 
 
@@ -296,23 +290,27 @@ def _add_limits(group: types.Options) -> None:
     group.add(
         "--max-message BYTES", f"largest message of a client ({limits.max_message})", types.count
     )
-    group.add("--tasks", "turn long calls into tasks of the protocol")
+    group.add("--tasks", "turn long calls into tasks of the protocol", default=None)
     group.add(
-        "--task-after S", f"time until a call is a task ({TaskPolicy().after:g})", types.duration
+        "--task-after TIME",
+        f"time until a call is a task ({types.shown(TaskPolicy().after)})",
+        types.duration,
     )
-    group.add("--task-tools", "two plain tools, for clients that know no tasks")
+    group.add("--task-tools", "two plain tools, for clients that know no tasks", default=None)
 
 
 def _add_start_and_stop(group: types.Options) -> None:
     group.add("--check", "print what a start would do, and exit")
     group.add("--health PATH", "serve PATH/healthz and PATH/readyz", types.url_path)
     group.add(
-        "--grace S",
-        "time for running calls at a stop (%(default)s)",
+        "--grace TIME",
+        f"time for running calls at a stop ({types.shown(DEFAULT_GRACE)})",
         types.duration,
         default=DEFAULT_GRACE,
     )
-    group.add("--drain-delay S", "time with readyz 503 at a stop (0; replicas: 3)", types.duration)
+    group.add(
+        "--drain-delay TIME", "time with readyz 503 at a stop (0; replicas: 3s)", types.duration
+    )
 
 
 def _add_logs(group: types.Options) -> None:
@@ -330,8 +328,8 @@ def _add_external(group: types.Options) -> None:
     group.add("--max-children N", "processes, or sessions at a URL (64; 1000)", types.count)
     group.add("--max-children-per-principal N", "the same for one user (no limit)", types.count)
     group.add("--lazy", "start no server before a client needs it", default=None)
-    group.add("--child-idle S", "idle time until a process is stopped (900)", types.seconds)
-    group.add("--start-timeout S", "time for the answer to initialize (30)", types.seconds)
+    group.add("--child-idle TIME", "idle time until a process is stopped (15m)", types.seconds)
+    group.add("--start-timeout TIME", "time for the answer to initialize (30s)", types.seconds)
     group.add(
         "--max-answer BYTES",
         f"largest message of the server ({SessionPolicy().max_answer})",

@@ -357,8 +357,8 @@ def make_parser() -> types.OneLineParser:
     chosen = listing.group("which sessions")
     chosen.add("--ended", "those that ended: when and why")
     chosen.add("--principal NAME", "this subject, client or issuer; or anonymous")
-    chosen.add("--age S", "made S seconds ago or more", types.seconds)
-    chosen.add("--idle S", "unused for S seconds or more", types.seconds)
+    chosen.add("--age TIME", "made so long ago or longer", types.seconds)
+    chosen.add("--idle TIME", "unused for so long or longer", types.seconds)
     chosen.add("--transport NAME", ", ".join(TRANSPORTS), choices=TRANSPORTS)
     modes = [mode.value for mode in Mode if mode is not Mode.CONNECTION]
     chosen.add("--mode MODE", ", ".join(modes), choices=modes)
@@ -376,11 +376,14 @@ def _add_store(group: types.Options) -> None:
     group.add("--store URL", "store of the server: sqlite:///notes.db", required=True)
     group.add("--ids", "print whole ids: they are credentials")
     group.add(
-        "--idle-timeout S",
-        "as the server's (%(default)g)",
+        "--idle-timeout TIME",
+        f"as the server's ({types.shown(SessionPolicy().idle_timeout)})",
         types.seconds,
         default=SessionPolicy().idle_timeout,
     )
     group.add(
-        "--forget-after S", "as the server's (%(default)d)", types.seconds, default=FORGET_AFTER
+        "--forget-after TIME",
+        f"as the server's ({types.shown(FORGET_AFTER)})",
+        types.seconds,
+        default=FORGET_AFTER,
     )

@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, NoReturn, TextIO, cast
 from mcp_sessions.cli.arguments import one_line
 from mcp_sessions.core.addresses import HTTP, lacks_scheme, wrong_address
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.unopened import no_such_file
 
 _BANNER = "FASTMCP_SHOW_SERVER_BANNER"
 
@@ -162,7 +163,7 @@ def program_of(target: str) -> str | None:
 def _loaded(source: str) -> ModuleType:
     is_file = source.endswith(".py")
     if is_file and not Path(source).is_file():
-        raise ConfigurationError(f"no such file: {source}")
+        raise no_such_file(source)
     with nothing_runs() as runs:
         try:
             module = _import_file(source) if is_file else _import_module(source)

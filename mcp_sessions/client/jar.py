@@ -35,6 +35,7 @@ from typing import IO, Any, Final, Protocol
 from mcp_sessions.argument_types import checked
 from mcp_sessions.core.messages import Json, encode, entries_of, members_of
 from mcp_sessions.core.resume import EventId
+from mcp_sessions.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
@@ -226,12 +227,18 @@ class FileJar:
     Args:
         path: The file; its folder must exist. Its lock files are next to it, and empty.
         user: The owner of these sessions, if one file serves several users.
+
+    Raises:
+        ConfigurationError: There is no such folder.
     """
 
     @checked()
     def __init__(self, path: str | os.PathLike[str], *, user: str = "") -> None:
         self.path = Path(path)
         self.user = user
+        folder = self.path.absolute().parent
+        if not folder.is_dir():
+            raise ConfigurationError(f"the jar {self.path}: there is no folder {folder}")
 
     def open(self, target: str, user: str = "") -> JarSlot | None:
         for number in range(SLOTS):

@@ -89,7 +89,13 @@ class ResumableTransport(AbstractAsyncContextManager[SdkStreams]):
         entered, self._entered = self._entered, None
         if entered is None:
             raise RuntimeError("this transport was not entered")
-        return await entered.__aexit__(exc_type, exc, traceback)
+        try:
+            return await entered.__aexit__(exc_type, exc, traceback)
+        except BaseExceptionGroup as group:
+            if group.exceptions != (exc,):
+                raise
+            # The block failed, and nothing else did: its error is raised as it is.
+            return False
 
     @property
     def session(self) -> KnownSession | None:

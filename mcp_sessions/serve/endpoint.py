@@ -91,6 +91,7 @@ class Endpoint:
         denied: OnDenied,
     ) -> None:
         path, host = settings.path, settings.host
+        authentication = authentication.at(path) if authentication is not None else None
         security = security_settings(host, settings.security)
         max_body = served.policy.max_message if settings.max_body is None else settings.max_body
         self._served, self._arrivals = served, arrivals

@@ -22,6 +22,7 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.security import KEYFILE_PASSWORD_VARIABLE
 from mcp_sessions.serve.open_connections import Looked
 from mcp_sessions.serve.sockets import accept_some
+from mcp_sessions.unopened import reason_of
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -283,8 +284,7 @@ def _read(what: str, file: str) -> bytes:
         with open(file, "rb") as opened:
             return opened.read(_LARGEST)
     except OSError as failed:
-        why = (failed.strerror or str(failed)).lower()
-        raise ConfigurationError(f"{what} {file}: {why}") from None
+        raise ConfigurationError(f"{what} {file}: {reason_of(failed, file)}") from None
 
 
 _LARGEST = 1_048_576

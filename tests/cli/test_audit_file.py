@@ -59,7 +59,9 @@ def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_served(
     here: Path, refused: Callable[..., str]
 ) -> None:
     target = str(here / "app.py")
-    assert "No such file or directory" in refused("serve", target, "--audit", "/no/such/dir/a")
+    assert "there is no folder /no/such/dir" in refused(
+        "serve", target, "--audit", "/no/such/dir/a"
+    )
     assert "Is a directory" in refused("serve", target, "--audit", str(here))
     os.mkfifo(here / "fifo")
     assert "--audit" in refused("serve", target, "--audit", str(here / "fifo"))

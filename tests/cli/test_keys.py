@@ -88,7 +88,7 @@ def test_a_name_may_have_two_keys_and_one_of_them_is_revoked(
         (("revoke", "ci", "--all", "--file", FILE), "revoke NAME"),
         (("add", " ", "--file", FILE), "printable ASCII"),
         (("add", "ci", "--scope", "a b", "--file", FILE), "scopes cannot have"),
-        (("add", "ci", "--file", "no/such/folder/keys"), "no such file"),
+        (("add", "ci", "--file", "no/such/folder/keys"), "there is no folder"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(
@@ -97,11 +97,6 @@ def test_what_makes_no_sense_is_one_line(
     add(capsys, "ci")
     out, err = keys(capsys, *arguments, status=2)
     assert out == "" and err.count("\n") == 1 and said in err
-
-
-@pytest.mark.parametrize("text", ["", "90", "d", "0d", "1y", "-1d", "1.5d", "9999999d"])
-def test_a_time_needs_its_unit(refused: Callable[..., str], text: str) -> None:
-    assert "such as 90d" in refused("keys", "add", "ci", "--file", FILE, f"--expires={text}")
 
 
 def test_the_variable_of_serve_names_the_file(
@@ -200,7 +195,6 @@ async def test_a_websocket_needs_a_key(here: Path, capsys: pytest.CaptureFixture
         (("--api-keys", FILE, "--no-auth", *COMMAND), "leave out one of them"),
         (("--auth-scope", "use", *COMMAND), "--auth-scope needs --api-keys"),
         (("--stdio", "--api-keys", FILE, *COMMAND), "--stdio serves no HTTP"),
-        (("--api-keys", FILE, "layer.py"), "is a SessionLayer"),
         (("--api-keys", FILE, "guarded.py"), "authentication of its own"),
     ],
 )

@@ -1,5 +1,6 @@
 """The command line up to the point where a server would start."""
 
+import os
 import re
 import subprocess
 import sys
@@ -55,16 +56,19 @@ def test_a_key_is_43_url_safe_characters_and_new_each_time(
 
 WRONG: dict[str, tuple[list[str], str]] = {
     "no command": ([], "which command? serve"),
-    "unknown command": (["server"], "invalid choice: 'server'"),
+    "unknown command": (["server"], "not 'server'; did you mean serve?"),
     "unknown option": (["keygen", "--bits", "512"], "unrecognized arguments: --bits 512"),
     "no target": (["serve"], "no server to serve: give TARGET"),
     "port is no number": (["serve", "a:b", "--port", "http"], "--port: must be a number"),
     "port too high": (["serve", "a:b", "--port", "65536"], "from 0 to 65535, not '65536'"),
     "port negative": (["serve", "a:b", "--port=-1"], "from 0 to 65535, not '-1'"),
-    "timeout is zero": (["serve", "a:b", "--idle-timeout", "0"], "seconds above 0, not '0'"),
-    "timeout is infinite": (["serve", "a:b", "--idle-timeout", "inf"], "seconds above 0"),
-    "timeout is no number": (["serve", "a:b", "--idle-timeout", "1h"], "seconds above 0"),
-    "a grace below zero": (["serve", "a:b", "--grace=-1"], "seconds, 0 or more, not '-1'"),
+    "timeout is zero": (
+        ["serve", "a:b", "--idle-timeout", "0"],
+        "above 0, such as 30s or",
+    ),
+    "timeout is infinite": (["serve", "a:b", "--idle-timeout", "inf"], "above 0, such as 30s"),
+    "timeout is no number": (["serve", "a:b", "--idle-timeout", "soon"], "above 0, such as 30s"),
+    "a grace below zero": (["serve", "a:b", "--grace=-1"], "such as 30s, 15m or 0, not '-1'"),
     "a health check in the way": (
         ["serve", "a:b", "--path", "/x/healthz", "--health", "/x"],
         "is the path of a health check",
@@ -97,8 +101,14 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a limit as an option": (["serve", "a:b", "--max-events=9"], "--limit max_events=VALUE?"),
     "relative path": (["serve", "a:b", "--path", "mcp"], "must be a path that begins with '/'"),
     "a query in the path": (["serve", "a:b", "--path", "/mcp?a=b"], "must be a path"),
-    "unknown level": (["serve", "a:b", "--log-level", "trace"], "invalid choice: 'trace'"),
-    "unknown format": (["serve", "a:b", "--log-format", "xml"], "invalid choice: 'xml'"),
+    "unknown level": (
+        ["serve", "a:b", "--log-level", "trace"],
+        "must be one of debug, info, warning, error, not 'trace'",
+    ),
+    "unknown format": (
+        ["serve", "a:b", "--log-format", "xml"],
+        "text, json, not 'xml'",
+    ),
 }
 
 
@@ -147,3 +157,51 @@ def test_a_part_of_an_option_is_no_option(
     assert stopped.value.code == 2
     short = next(each for each in arguments if each.startswith("--") and each != "--agent")
     assert short in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "near"),
+    [
+        (["bridg"], "bridge"),
+        (["keys", "lst"], "list"),
+        (["sessions", "shw"], "show"),
+        (["serve", "--prot", "1", "a.py"], "--port"),
+        (["keys", "add", "me", "--expire", "90d"], "--expires"),
+        (["sessions", "list", "--store", "memory://", "--idel=3"], "--idle"),
+        (["bridge", "https://host/mcp", "--heder", "A: b"], "--header"),
+        (["conformance", "http://host/mcp", "--suit", "replay"], "--suite"),
+        (["acp", "--agent", "a.py", "--stroe", "memory://"], "--store"),
+        (["serve", "a.py", "--log-level", "INFO"], "info"),
+    ],
+)
+def test_what_is_nearly_right_gets_a_hint(
+    arguments: list[str], near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = outcome(capsys, *arguments)
+
+    assert status == 2
+    assert f"; did you mean {near}?" in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["conformance", "--list"], ["serve", "--check", "--port", "0", "app.py"]]
+)
+def test_a_reader_that_leaves_ends_the_command_without_a_word(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    """As ``| head -1`` does. The read end is closed before the first line is written."""
+    (tmp_path / "app.py").write_text('from mcp.server import MCPServer\nm = MCPServer("a")\n')
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "mcp_sessions.cli", *arguments],
+            cwd=tmp_path,
+            stdout=writes,
+            stderr=subprocess.PIPE,
+            timeout=50,
+        )
+    finally:
+        os.close(writes)
+
+    assert (ended.returncode, ended.stderr) == (141, b"")

@@ -19,7 +19,6 @@ from mcp_sessions.cli.serve import (
 )
 from mcp_sessions.cli.serve_config import layer_maker, layers_of
 from mcp_sessions.cli.serve_options import parsed
-from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.task_policy import TaskPolicy
 from mcp_sessions.testing.memory_client import inside
@@ -120,30 +119,6 @@ def test_a_wrong_target_is_refused(refused: Callable[..., str], here: Path) -> N
     assert "is a type, not an MCP server" in refused("serve", "bare_app.py:MCPServer")
 
 
-def test_a_layer_has_its_own_store_and_limits(refused: Callable[..., str]) -> None:
-    wrong = (
-        "--store",
-        "memory://",
-        "--idle-timeout",
-        "60",
-        "--limit",
-        "max_events=5",
-        "--conversations",
-    )
-
-    line = refused("serve", "layer_app.py:layer", *wrong)
-
-    assert line.endswith(
-        "layer_app.py:layer is a SessionLayer and has its own store and policy: "
-        "set them there, not with --store --idle-timeout --limit --conversations\n"
-    )
-
-
-def test_a_layer_hides_what_it_hides_itself(refused: Callable[..., str]) -> None:
-    line = refused("serve", "layer_app.py:layer", "--hide", "a*")
-    assert line.endswith("set them there, not with --hide\n")
-
-
 def test_a_tool_that_can_take_no_handle_is_refused(
     refused: Callable[..., str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +177,7 @@ def test_a_client_can_read_its_state_if_that_is_wanted(here: Path, readable: boo
     what = ["bare_app.py:mcp"] if of == "server" else ["--config", "mcp.json"]
     options = parsed([*(["--readable-state"] if readable else []), *what])
     if of == "config":
-        make = layer_maker(options, "memory://", SessionPolicy(), None)
+        make = layer_maker(options, "memory://")
         [assembly] = layers_of(options, make).values()
     else:
         assembly = inside(_layer(options)[0])
@@ -229,7 +204,7 @@ def test_long_calls_become_tasks_if_that_is_wanted(
     }
     options = parsed([*given, *ways[of]])
     if of == "config":
-        make = layer_maker(options, "memory://", SessionPolicy(), None)
+        make = layer_maker(options, "memory://")
         [assembly] = layers_of(options, make).values()
     else:
         assembly = inside(_layer(options)[0])
@@ -240,8 +215,3 @@ def test_long_calls_become_tasks_if_that_is_wanted(
         assert tasks is not None
         after = 0 if "--task-after" in given else TaskPolicy().after
         assert tasks.policy == TaskPolicy(after=after, tools="--task-tools" in given)
-
-
-def test_a_layer_has_its_own_tasks(refused: Callable[..., str]) -> None:
-    line = refused("serve", "layer_app.py:layer", "--tasks")
-    assert line.endswith("set them there, not with --tasks\n")

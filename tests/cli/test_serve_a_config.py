@@ -404,7 +404,9 @@ def test_a_file_or_one_server_is_served(more: list[str], refused: Callable[..., 
 
 
 def test_a_file_that_is_not_there_is_one_line(refused: Callable[..., str]) -> None:
-    assert "/no/such/file.json: no such file" in refused("serve", "--config", "/no/such/file.json")
+    assert "/no/such/file.json: there is no folder /no/such" in refused(
+        "serve", "--config", "/no/such/file.json"
+    )
 
 
 def test_an_entry_may_need_scopes(tmp_path: Path) -> None:

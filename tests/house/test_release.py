@@ -180,6 +180,7 @@ def test_a_release_could_be_made_today(tmp_path: Path) -> None:
     packages = {
         f"mcp_sessions-{__version__}.tar.gz",
         f"mcp_sessions-{__version__}-py3-none-any.whl",
+        f"mcp_sessions_conformance-{__version__}-py3-none-any.whl",
     }
     assert names == {*packages, bill, "SHA256SUMS"}
     sums = (tmp_path / "dist" / "SHA256SUMS").read_text().splitlines()

@@ -3,22 +3,29 @@
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from mcp_sessions import __version__
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
-def build(target: str, directory: Path) -> Path:
+def build(target: str, directory: Path, of: str = "") -> Path:
     """The path of what hatchling builds; without the network, as it is installed here."""
     command = [sys.executable, "-m", "hatchling", "build", "--target", target]
     done = subprocess.run(
         [*command, "--directory", str(directory)],
-        cwd=ROOT,
+        cwd=ROOT / of,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -34,25 +41,74 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(build("wheel", tmp_path_factory.mktemp("wheel")))
 
 
-def test_only_uniquely_named_packages_land_in_site_packages(wheel: zipfile.ZipFile) -> None:
-    top = {name.split("/")[0] for name in wheel.namelist()}
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    return zipfile.ZipFile(build("wheel", tmp_path_factory.mktemp("runner"), "conformance"))
 
-    assert top == {
+
+def test_only_uniquely_named_packages_land_in_site_packages(
+    wheel: zipfile.ZipFile, runner: zipfile.ZipFile
+) -> None:
+    assert {name.split("/")[0] for name in wheel.namelist()} == {
         "mcp_sessions",
-        "mcp_sessions_conformance",
         "mcp_sessions_transports",
         f"mcp_sessions-{__version__}.dist-info",
     }
+    assert {name.split("/")[0] for name in runner.namelist()} == {
+        "mcp_sessions_conformance",
+        f"mcp_sessions_conformance-{__version__}.dist-info",
+    }
 
 
-def test_the_packages_tell_type_checkers_that_they_are_typed(wheel: zipfile.ZipFile) -> None:
-    packages = ("mcp_sessions", "mcp_sessions_conformance", "mcp_sessions_transports")
+def needed(roots: Iterable[str]) -> Iterator[Distribution]:
+    """The packages that these requirements bring into an environment, as far as they are here."""
+    waiting, seen = [Requirement(text) for text in roots], set[str]()
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name in seen or name == PROJECT["name"]:
+            continue
+        seen.add(name)
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:
+            continue
+        yield found
+        waiting += [
+            each
+            for each in map(Requirement, found.requires or ())
+            if each.marker is None
+            or any(each.marker.evaluate({"extra": extra}) for extra in requirement.extras or {""})
+        ]
+
+
+def test_no_package_takes_a_name_that_is_a_folder_of_many() -> None:
+    """``import docs`` would else find a stranger's, and a tool that looks for ours finds it."""
+    ours = {path.name for path in ROOT.iterdir() if path.is_dir()}
+    common = ours - {"mcp_sessions", "conformance"} | {"build", "dist", "src", "test", "tools"}
+    extras: dict[str, list[str]] = PROJECT["optional-dependencies"]
+    found = {
+        (str(each.name), file.parts[0])
+        for each in needed([*PROJECT["dependencies"], *chain(*extras.values())])
+        for file in each.files or ()
+        if file.parts[0] in common
+    }
+
+    assert {"docs", "tests", "examples", "scripts"} <= common
+    assert found == set()
+
+
+def test_the_packages_tell_type_checkers_that_they_are_typed(
+    wheel: zipfile.ZipFile, runner: zipfile.ZipFile
+) -> None:
+    packages = ("mcp_sessions", "mcp_sessions_transports")
     assert {f"{package}/py.typed" for package in packages} <= set(wheel.namelist())
+    assert "mcp_sessions_conformance/py.typed" in runner.namelist()
 
 
-def test_the_vectors_travel_inside_the_runner(wheel: zipfile.ZipFile) -> None:
+def test_the_vectors_travel_inside_the_runner(runner: zipfile.ZipFile) -> None:
     folder = ROOT / "conformance" / "vectors"
-    shipped = {name for name in wheel.namelist() if name.endswith(".json")}
+    shipped = {name for name in runner.namelist() if name.endswith(".json")}
     there = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
     assert shipped == {f"mcp_sessions_conformance/vectors/{path}" for path in there}
 

@@ -10,6 +10,13 @@ import pytest
 from mcp_sessions_transports.connect_errors import reason_of, without_credentials
 
 
+def refused_certificate(code: int) -> ssl.SSLCertVerificationError:
+    """As OpenSSL refuses one."""
+    error = ssl.SSLCertVerificationError("secret")
+    error.verify_code, error.verify_message = code, "self-signed"
+    return error
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -30,7 +37,9 @@ def test_a_url_for_people_has_no_credentials(url: str) -> None:
         (ConnectionRefusedError(errno.ECONNREFUSED, "x"), "connection refused"),
         (ConnectionResetError(errno.ECONNRESET, "x"), "the connection was reset"),
         (BrokenPipeError(errno.EPIPE, "x"), "the connection was reset"),
-        (ssl.SSLCertVerificationError("secret"), "its certificate is not accepted"),
+        (refused_certificate(19), "is not accepted: self-signed; the variable SSL_CERT_FILE names"),
+        (refused_certificate(10), "is not accepted: self-signed"),
+        (refused_certificate(62), "is not accepted: it is for another name"),
         (ssl.SSLError("secret"), "TLS failed"),
         (OSError(errno.ENETUNREACH, "secret"), "network is unreachable"),
         (httpx2.UnsupportedProtocol("secret"), "no address of an HTTP server"),

@@ -84,7 +84,7 @@ def _said(error: BaseException, seconds: float | None) -> str | None:
         case socket.gaierror():
             return "its name cannot be resolved"
         case ssl.SSLCertVerificationError():
-            return "TLS: its certificate is not accepted"
+            return f"TLS: its certificate is not accepted: {_why_refused(error)}"
         case ssl.SSLError():
             return "TLS failed"
         case ConnectionRefusedError():
@@ -95,3 +95,23 @@ def _said(error: BaseException, seconds: float | None) -> str | None:
             return os.strerror(error.errno).lower()
         case _:
             return None
+
+
+_OTHER_NAME = frozenset({62, 63, 64})
+"""OpenSSL's numbers for a certificate of another host, mail address or IP address."""
+
+_NOT_TRUSTED = frozenset({2, 18, 19, 20, 21})
+"""Those for a certificate whose issuer is not known here."""
+
+
+def _why_refused(error: ssl.SSLCertVerificationError) -> str:
+    # Only OpenSSL sets these.
+    code, why = (
+        getattr(error, "verify_code", 0),
+        getattr(error, "verify_message", "no reason given"),
+    )
+    if code in _OTHER_NAME:
+        return "it is for another name"
+    if code in _NOT_TRUSTED:
+        return f"{why}; the variable SSL_CERT_FILE names a file of certificates to trust"
+    return str(why)

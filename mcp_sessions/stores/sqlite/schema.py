@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from mcp_sessions.errors import ConfigurationError, StoreRefused, StoreUnavailable
+from mcp_sessions.unopened import no_such_file
 
 Durability = Literal["normal", "full"]
 
@@ -206,7 +207,7 @@ def open_for_operator(path: Path, *, any_version: bool = False) -> sqlite3.Conne
     """
     if not path.is_file():
         check_no_directory(path)
-        raise ConfigurationError(f"no such file: {path}")
+        raise no_such_file(path)
     try:
         connection = _connect(path)
         try:

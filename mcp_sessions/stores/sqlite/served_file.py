@@ -15,7 +15,12 @@ from typing import Any, TypeVar, get_args
 from mcp_sessions.argument_types import checked
 from mcp_sessions.core.life import has_come
 from mcp_sessions.core.log import window_of
-from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreRefused, StoreUnavailable
+from mcp_sessions.errors import (
+    ConfigurationError,
+    StoreInUse,
+    StoreRefused,
+    StoreUnavailable,
+)
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
@@ -35,6 +40,7 @@ from mcp_sessions.stores.sqlite.session_rows import Brief
 from mcp_sessions.stores.sqlite.transaction import Changes, Transaction
 from mcp_sessions.stores.sqlite.watch import Watch
 from mcp_sessions.stores.sqlite.writer import Chore, Upkeep, Writer
+from mcp_sessions.unopened import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +125,7 @@ class ServedFile:
                 f"{self.path} is in use by {held}: one process serves from a file at a time"
             ) from None
         except OSError as failed:
-            reason = failed.strerror or str(failed)
+            reason = reason_of(failed, self.path)
             raise ConfigurationError(f"{self.path} cannot be opened: {reason}") from failed
         try:
             await self._writer.start()

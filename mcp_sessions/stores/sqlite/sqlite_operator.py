@@ -117,6 +117,10 @@ def look_at(path: Path) -> str:
     """
     real_path = Path(os.path.realpath(path))
     if not real_path.exists():
+        if not real_path.parent.is_dir():
+            raise ConfigurationError(
+                f"{path} cannot be made: there is no folder {real_path.parent}"
+            )
         if not os.access(real_path.parent, os.W_OK | os.X_OK):
             raise ConfigurationError(
                 f"{path} cannot be made: {real_path.parent} is no directory that can be written"

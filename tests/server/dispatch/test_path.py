@@ -2,8 +2,9 @@
 
 import pytest
 
-from mcp_sessions import Conversations, SessionPolicy
+from mcp_sessions import Conversations
 from mcp_sessions.assembly import Assembly
+from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.server.dispatch.path import Path
 from mcp_sessions.stores.memory.memory_store import MemoryStore
 from tests.support.apps import make_mcpserver
@@ -18,15 +19,10 @@ def path(
     hidden: tuple[str, ...] = (),
 ) -> Path:
     """That of a server with these features."""
-    assembly = Assembly(
-        make_mcpserver().server,
-        store=MemoryStore() if remembers else None,
-        policy=SessionPolicy(),
-        security=None,
-        clock=lambda: 0.0,
-        conversations=conversations,
-        hidden=hidden,
+    settings = LayerSettings(
+        store=MemoryStore() if remembers else None, conversations=conversations, hidden=hidden
     )
+    assembly = Assembly(make_mcpserver().server, settings, clock=lambda: 0.0)
     return assembly.router.path
 
 

@@ -76,8 +76,8 @@ class Authentication:
         issuers: Authorization servers that the metadata names.
         checks_resource: Whether a token must be issued for ``resource``; see the SDK's
             ``AuthSettings.validate_token_resource``.
-        routes: Those of an authorization server that is a part of this server, with the metadata.
-            None: there is no such part.
+        place: Returns, for the path of an endpoint, its resource and the routes of an authorization
+            server that is a part of this server, with the metadata. None: there is no such part.
     """
 
     def __init__(
@@ -88,14 +88,15 @@ class Authentication:
         resource: AnyHttpUrl | None = None,
         issuers: Sequence[AnyHttpUrl] = (),
         checks_resource: bool = False,
-        routes: Sequence[Route] | None = None,
+        place: Callable[[str], tuple[AnyHttpUrl | None, Sequence[Route]]] | None = None,
     ) -> None:
         self._verifier = verifier
         self._scopes = list(scopes)
         self._resource = resource
         self._issuers = list(issuers)
         self._checks_resource = checks_resource
-        self._routes = routes
+        self._place = place
+        self._routes: Sequence[Route] | None = None
         self._backend = _Backend(
             verifier, resource_server_url=resource if checks_resource else None
         )
@@ -109,8 +110,16 @@ class Authentication:
             resource=self._resource,
             issuers=self._issuers,
             checks_resource=self._checks_resource,
-            routes=self._routes,
+            place=self._place,
         )
+
+    def at(self, path: str) -> Authentication:
+        """Return the authentication of the endpoint on a path."""
+        if self._place is None:
+            return self
+        placed = self.requiring(())
+        placed._resource, placed._routes = self._place(path)
+        return placed
 
     def around(self, endpoint: ASGIApp, denied: OnDenied) -> ASGIApp:
         metadata = build_resource_metadata_url(self._resource) if self._resource else None

@@ -48,7 +48,6 @@ REFUSED: Final = 10.0
 def provided(
     provider: Any,
     name: str,
-    path: str,
     allowed: Allowed,
     clock: Callable[[], float],
     keys: Verifier | None = None,
@@ -59,21 +58,23 @@ def provided(
     Args:
         provider: FastMCP's ``AuthProvider``.
         name: Its name, in principals.
-        path: Of the endpoint.
         keys: Verifies credentials that are not the provider's.
         service: The one that the provider's verifier asks.
     """
-    # It computes what its tokens are for.
-    routes: list[Route] = provider.get_routes(mcp_path=path)
-    bounded(routes, time.monotonic)
+
+    def at(path: str) -> tuple[Any, list[Route]]:
+        # It computes what its tokens are for.
+        routes: list[Route] = provider.get_routes(mcp_path=path)
+        bounded(routes, time.monotonic)
+        return provider._get_resource_url(path), routes
+
     verifier: TokenVerifier = ProvidedVerifier(
         provider, name, allowed, clock=clock, service=service
     )
     return Authentication(
         SdkVerifier([keys], verifier) if keys is not None else verifier,
         provider.required_scopes,
-        resource=provider._get_resource_url(path),
-        routes=routes,
+        place=at,
     )
 
 

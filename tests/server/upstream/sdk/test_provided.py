@@ -186,7 +186,7 @@ async def test_what_is_kept_has_a_bound(setup: Setup) -> None:
 
 
 async def test_before_an_endpoint_it_refuses_with_403_and_serves_its_routes(setup: Setup) -> None:
-    made = provided(setup.provider, "test", "/mcp", setup.allowed, setup.clock)
+    made = provided(setup.provider, "test", setup.allowed, setup.clock).at("/mcp")
     layer = SessionLayer(child(scopes=["use"]), auth=made)
     app = layer.asgi_app(host="0.0.0.0")
     async with layer.lifespan(), in_process(app) as carrier:
@@ -219,7 +219,7 @@ async def test_a_key_is_good_in_addition_to_the_tokens_of_the_provider(setup: Se
             """The owner of the one key."""
             return Credential("ci", "urn:keys", None, ("use",), None) if token == "key" else None
 
-    made = provided(setup.provider, "test", "/mcp", setup.allowed, setup.clock, Keys())
+    made = provided(setup.provider, "test", setup.allowed, setup.clock, Keys()).at("/mcp")
     layer = SessionLayer(child(), auth=made)
     app = layer.asgi_app(host="0.0.0.0")
     async with layer.lifespan(), in_process(app) as carrier:
