@@ -84,9 +84,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
         (["--agent", "two_agents.py"], "two_agents.py:other"),
         (["--agent", "broken_agent.py"], "no model here"),
         (["--agent", "???"], "TARGET"),
-        (["--agent", "layer_agent.py", "--store", "memory://"], "--store"),
-        (["--agent", "layer_agent.py", "--connect-timeout", "1"], "--connect-timeout"),
-        (["--agent", "layer_agent.py", "--forget-after", "1"], "--forget-after"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(

@@ -35,6 +35,7 @@ OTHER: Mapping[str, tuple[str, Any]] = {
     "--header": ("A: 1, 2; 3", [("A", "1, 2; 3")]),
     "--env": ("A=1", [("A", "1")]),
     "--handle": ("pay", ["pay"]),
+    "--conversation-key": ("header:X-Chat", [("header", "X-Chat")]),
     "--hide": ("a*", ["a*"]),
     "--host": ("localhost", "localhost"),
     "--store": ("redis://localhost", "redis://localhost"),
@@ -53,7 +54,7 @@ OTHER: Mapping[str, tuple[str, Any]] = {
 }
 """A value of each option that is not a number and no flag."""
 
-NEEDS = {"--per-principal", "--platform-ids", "--handle"}
+NEEDS = {"--per-principal", "--platform-ids", "--handle", "--conversation-key"}
 """They go with --conversations."""
 
 
@@ -172,7 +173,10 @@ def test_a_variable_that_sets_nothing_is_warned_of_in_one_line() -> None:
 
     options = parsed(["app.py"], environment)
 
-    assert options.unknown_variables == ["MCP_SESSIONS_PROT", "MCP_SESSIONS_WORKER"]
+    assert options.unknown_variables == [
+        "MCP_SESSIONS_PROT; did you mean MCP_SESSIONS_PORT?",
+        "MCP_SESSIONS_WORKER; did you mean MCP_SESSIONS_WORKERS?",
+    ]
 
 
 def test_a_process_is_served_by_its_environment(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from mcp_sessions.cli.main import main
 from mcp_sessions.cli.over_the_file import options_over
 from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.cli.targets import load_target
-from mcp_sessions.layer_settings import REPLACED, LayerSettings, replacing
+from mcp_sessions.layer_settings import AGENT_REPLACED, REPLACED, LayerSettings, replacing
 from mcp_sessions.stdio_server import StdioServer
 from tests.support.children import CHILD
 from tests.support.serving import read_lines, serving
@@ -238,3 +238,18 @@ def test_a_provider_in_python_serves_the_path_of_its_endpoint(
     paths = {getattr(route, "path", "") for route in layer.routes("/other")}
 
     assert "/.well-known/oauth-protected-resource/other" in paths, json.dumps(sorted(paths))
+
+
+def test_the_layer_of_an_agent_follows_the_options_too(here: Path) -> None:
+    (here / "agent.py").write_text(
+        "from mcp_sessions.acp import AcpSessionLayer\n"
+        "class Agent:\n"
+        "    async def initialize(self): ...\n"
+        "    async def prompt(self): ...\n"
+        "layer = AcpSessionLayer(Agent(), store='sqlite:///of_the_file.db')\n"
+        "other = AcpSessionLayer(Agent(), connect_timeout=3)\n"
+    )
+    with replacing(AGENT_REPLACED, {"store": "memory://"}):
+        layer: Any = load_target("agent.py:layer", kinds=[lambda _: True])
+
+    assert layer.store.name == "memory"
