@@ -95,7 +95,11 @@ def unknown(parser: OneLineParser, environment: Mapping[str, str]) -> list[str]:
     known = {variable_of(action.option_strings[-1]) for action in parser.shown_options()}
     ours = {name for name in environment if name.startswith(PREFIX)}
     others = {KEYS_VARIABLE, KEYFILE_PASSWORD_VARIABLE, *INTROSPECTION_VARIABLES}
-    return [f"{name}{did_you_mean(name, known | others)}" for name in sorted(ours - known - others)]
+    words = {name.removeprefix(PREFIX): name for name in known | others}
+    hints = {name: did_you_mean(name.removeprefix(PREFIX), words) for name in ours - known - others}
+    return [
+        f"{name}{hint.replace('mean ', f'mean {PREFIX}')}" for name, hint in sorted(hints.items())
+    ]
 
 
 def warn_of(variables: Sequence[str]) -> None:

@@ -69,7 +69,7 @@ def test_one_problem_hides_no_other(capsys: pytest.CaptureFixture[str], tmp_path
     assert status == 2 and lines["result"].startswith("4 wrong")
     assert "the port is in use" in lines["address"]
     assert "a.db is not a SQLite file" in lines["store"]
-    assert "cannot be written" in lines["audit"]
+    assert "there is no folder /no/such" in lines["audit"]
     assert "does not start: it ended with status 1: the key is missing" in lines["server"]
     for name in ("address", "store", "audit", "server"):
         assert lines[name].startswith("WRONG: ")
