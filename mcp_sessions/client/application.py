@@ -283,7 +283,7 @@ class Application:
             cause: Why; empty: the loss of the connection.
         """
         lasted = self.loss.lasted(self._runtime.clock()) if self.loss is not None else ""
-        if pending.first_sent is not None:
+        if pending.may_have_run:
             cause = cause or pending.cause or lasted or _CLOSED
             text = reports.may_have_run(pending.message, cause)
             await self.answer(pending, OUTCOME_UNKNOWN, text)

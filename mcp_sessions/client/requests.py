@@ -105,6 +105,15 @@ class PendingRequest:
         method: str = self.message["method"]
         return method
 
+    @property
+    def may_have_run(self) -> bool:
+        return self.first_sent is not None or self.runs > 0
+
+    @property
+    def may_have_run_before(self) -> bool:
+        """Whether it may have run before it was sent last: no refusal of that says otherwise."""
+        return self.sent_before or self.runs > 0
+
     def sending(self, link: Link, now: float) -> RequestId:
         wire_id: RequestId = self.app_id
         if self.wire_ids:

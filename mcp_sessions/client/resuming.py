@@ -279,6 +279,7 @@ class ResumingClient:
                     missed = ResumeOutcome(False, reason="too_large", connected_to=link.name)
                     await app.report_outcome(missed)
             case Down(failure):
+                self._exchanges.down(link, failure)
                 for pending in await self._recovery.down(link, failure):
                     await self._sender.orphaned(pending)
 
@@ -451,6 +452,9 @@ class ResumingClient:
             if self._recovery.first_failed(link, pending, SHUTTING_DOWN):
                 return
             if await self._sender.not_begun(link, pending):
+                return
+            if pending.may_have_run_before:
+                await app.give_up_on(pending, reports.cause_of(SHUTTING_DOWN, link.name))
                 return
         if await self._sender.without_room(pending, error):
             return

@@ -249,11 +249,12 @@ class Sender:
         return True
 
     async def session_refused(self, pending: PendingRequest, error: Json) -> None:
-        generation = pending.generation
-        if self._may_have_started(pending, error) and not self._app.begins_anew(pending):
-            # CLI6: it was running when its session ended, and is not run again.
-            await self._app.give_up_on(pending, reports.SESSION_GONE)
-        elif self._is_refused_for_good(pending):
+        generation, is_for_good = pending.generation, self._is_refused_for_good(pending)
+        if self._may_have_started(pending, error):
+            if is_for_good or not self._app.begins_anew(pending):
+                # CLI6: it was running when its session ended, and is not run again.
+                await self._app.give_up_on(pending, reports.SESSION_GONE)
+        elif is_for_good:
             address = self._state.addresses.current.target
             text = reports.not_sent(pending.message, f"{address}: {reports.FORGETFUL}")
             await self._app.answer(pending, SESSION_NOT_FOUND, text)
@@ -311,7 +312,8 @@ class Sender:
             return True
         took = self._runtime.elapsed() - pending.last_sent
         is_late = pending.was_accepted or took > self._runtime.policy.refusal_time
-        return pending.sent_before or (pending.method == method_names.CALL_TOOL and is_late)
+        is_late = is_late and pending.method == method_names.CALL_TOOL
+        return pending.may_have_run_before or is_late
 
     async def unanswered(self, link: Link, wire_id: RequestId, failure: Failure) -> None:
         pending = self._app.requests.find(wire_id)
@@ -371,12 +373,12 @@ class Sender:
         error = failure.error
         if pending.is_hosts and error is not None and failure.is_answer:
             self._peer.sessions.answered(pending, None, error)
-        if error is None:
+        if error is None or (pending.may_have_run_before and messages.says_not_begun(error)):
             await self._app.give_up_on(pending)
         elif failure.is_answer:
             await self._app.answer(pending, error["code"], error["message"], error.get("data"))
         else:
-            text = reports.failed(pending.message, failure, ran=pending.first_sent is not None)
+            text = reports.failed(pending.message, failure, ran=pending.may_have_run)
             await self._app.answer(pending, error["code"], text, error.get("data"))
 
     async def orphaned(self, pending: PendingRequest) -> None:
@@ -459,7 +461,7 @@ class Sender:
     ) -> bool:
         """Cancel a request at the server. False: no answer follows."""
         link = pending.link
-        if link is None or not pending.wire_ids:
+        if pending.first_sent is None:
             return False
         wire_id, envelope = pending.wire_ids[-1], messages.envelope_of(pending.message)
         message = {**message, "params": {**message["params"], "requestId": wire_id}}
@@ -469,6 +471,12 @@ class Sender:
         if is_keyed:
             named = {"sessionId": pending.session_id}
             message = messages.marked(message, {SESSION_META: named, REQUEST_KEY_META: pending.key})
+        if link is None:
+            # It may be running. By its key it is cancelled from any connection (REQ7).
+            if is_keyed:
+                headers = {**headers, **self._peer.headers(method_names.CANCELLED)}
+                await self.notification(message, headers)
+            return False
         # Over HTTP the modern era cancels by closing the stream, unless there is a key (REQ5).
         is_by_stream = envelope is not None and link.kind == "http" and not is_keyed
         if not is_by_stream:

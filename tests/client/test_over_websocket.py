@@ -287,6 +287,71 @@ async def test_a_call_that_a_draining_server_refuses_is_served_at_another_replic
         assert (scripted.connections, ran) == (2, ["s-1"])
 
 
+async def test_a_refusal_of_the_second_sending_says_nothing_of_the_first() -> None:
+    """ERR15: that it did not begin is known of the sending that was refused alone."""
+
+    async def runs_once(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
+        if scripted.connections > 1:
+            return await refuses(socket, message)
+        await socket.close(1012)
+        return SAID
+
+    policy = ReconnectPolicy(backoff_base=0.02, backoff_cap=0.1, give_up_after=1)
+    async with client_of({"tools/call": runs_once}, policy=policy) as (client, _, _):
+        await expect_unknown(client)
+
+
+async def test_a_call_that_is_cancelled_without_a_connection_is_cancelled_on_the_next() -> None:
+    """REQ7: by its key. It may be running."""
+    sent: list[Json] = []
+    is_resuming, may_resume = anyio.Event(), anyio.Event()
+
+    async def runs_on(scripted: Scripted, socket: ServerConnection, message: Json) -> Json:
+        sent.append(message)
+        await socket.close(1012)
+        return SAID
+
+    async def resumes(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
+        is_resuming.set()
+        await may_resume.wait()
+
+    async def cancels(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
+        sent.append(message)
+
+    script = {"tools/call": runs_on, "session/resume": resumes}
+    async with client_of({**script, "notifications/cancelled": cancels}) as (client, received, _):
+        async with anyio.create_task_group() as calling:
+            calling.start_soon(echo, client)
+            await is_resuming.wait()
+            calling.cancel_scope.cancel()
+        may_resume.set()
+        await received.outcome()
+        await client.list_tools()
+
+    (call, cancel), named = sent, "io.github.mcp-sessions/requestKey"
+    assert cancel["method"] == "notifications/cancelled"
+    assert cancel["params"]["_meta"][named] == call["params"]["_meta"][named]
+
+
+async def test_a_connection_that_closes_before_the_resume_is_answered_is_left_at_once() -> None:
+    """It is not waited for until the time for an answer is over."""
+
+    async def closes(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
+        if scripted.connections > 2:
+            return None
+        await socket.close(1011)
+        return SAID
+
+    script: dict[str, Answerer] = {
+        "tools/call": closing(1011, connections=1),
+        "session/resume": closes,
+    }
+    policy = ReconnectPolicy(backoff_base=0.02, backoff_cap=0.1, connect_timeout=300)
+    async with client_of(script, policy=policy) as (client, _, scripted):
+        assert await echo(client) == "fine"
+        assert scripted.connections == 3
+
+
 @pytest.mark.parametrize("method", ["session/start", "session/resume"])
 async def test_a_session_is_not_given_up_since_a_server_drains(method: str) -> None:
     """ERR15: it may be started, or is still there, at the next connection."""

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from mcp import Client, MCPError
 
-from mcp_sessions import SessionLayer
+from mcp_sessions import SessionLayer, is_outcome_unknown
 from mcp_sessions.client.application import Callbacks
 from mcp_sessions.client.messages import SUBSCRIPTION_ID
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
@@ -28,7 +28,7 @@ from tests.client.test_misbehaving_servers import (
     first,
     on_the_first_connection,
 )
-from tests.support.scripted import Exchange, ScriptedServer, named, status
+from tests.support.scripted import Entry, Exchange, ScriptedServer, named, status
 from tests.support.servers import serve
 from tests.support.world import Ctx, Toolbox
 
@@ -197,3 +197,29 @@ async def test_a_server_that_starts_no_session_any_more_is_not_asked_over_and_ov
             assert len(server.asked("session/start")) <= 3
             await client.close()
             tasks.cancel_scope.cancel()
+
+
+async def test_a_call_of_a_safe_tool_that_is_not_sent_again_may_have_run_all_the_same() -> None:
+    """KEY3: its first sending may have run. That the next was not sent does not undo it."""
+    has_run: list[Exchange] = []
+
+    def runs(exchange: Exchange) -> None:
+        has_run.append(exchange)
+        exchange.reset()
+
+    def is_safe(exchange: Exchange) -> None:
+        tool = {"name": "echo", "inputSchema": {"type": "object"}}
+        exchange.result({"tools": [{**tool, "annotations": {"readOnlyHint": True}}]})
+
+    def is_away(exchange: Exchange) -> None:
+        if has_run:
+            exchange.reset()
+
+    away = dict.fromkeys(("initialize", "session/resume", "session/start"), is_away)
+    script: dict[str, Entry] = {"tools/list": is_safe, "tools/call": runs, **away}
+    async with facing(script, FOREIGN, policy=QUICK) as (_, client, _):
+        await client.list_tools()
+        with pytest.raises(MCPError) as failed:
+            await call(client)
+        assert is_outcome_unknown(failed.value)
+        assert len(has_run) == 1
