@@ -404,6 +404,9 @@ class Exchanges:
         waiter = self._open.get(request_id)
         return waiter is not None and waiter.settle(outcome)
 
+    def waits_for(self, link: Link) -> bool:
+        return any(each.link is link and not each.done.is_set() for each in self._open.values())
+
     def down(self, link: Link, failure: Failure) -> None:
         for waiter in self._open.values():
             if waiter.link is link:

@@ -377,7 +377,8 @@ class ResumingClient:
             # The answer that comes first may be on its way (RES6, RES7).
             await sessions.until_taken(named)
         held = sessions.hosted(named)
-        if held is not None:
+        if held is not None and (link.kind == "http" or not self._exchanges.waits_for(link)):
+            # On one connection the answer cannot be read while an event before it waits.
             await held.until_decided()
         if sessions.has_ended(named) or (held is not None and held.is_withheld):
             return True

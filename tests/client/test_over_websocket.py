@@ -12,10 +12,14 @@ import pytest
 from mcp import Client, MCPError
 from websockets.asyncio.server import ServerConnection, serve
 
+from mcp_sessions.client.application import Callbacks
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
+from mcp_sessions.client.resuming import ResumingClient
 from mcp_sessions.client.sdk import is_outcome_unknown
-from mcp_sessions.client_transport import resumable
+from mcp_sessions.client.state import Runtime
+from mcp_sessions.client_transport import dial_with, resumable
 from mcp_sessions.errors import ConfigurationError
+from tests.support.board import Board
 from tests.support.resuming import MODES, QUICK, Received, connected, text_of
 from tests.support.scripted import OURS, Exchange, ScriptedServer, tool_result
 
@@ -350,6 +354,61 @@ async def test_a_connection_that_closes_before_the_resume_is_answered_is_left_at
     async with client_of(script, policy=policy) as (client, _, scripted):
         assert await echo(client) == "fine"
         assert scripted.connections == 3
+
+
+async def test_an_event_before_the_answer_to_the_resume_does_not_keep_that_answer_away() -> None:
+    """On one connection the answer is behind it. It is a session of the application."""
+    got: list[Json] = []
+    board = Board()
+    named = {"io.modelcontextprotocol/session": {"sessionId": "s-1"}}
+
+    async def deliver(message: Json) -> None:
+        got.append(message)
+        board.announce()
+
+    async def hang_up() -> None:
+        raise AssertionError("the connection ended")
+
+    async def evicts(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
+        params = {"sessionId": "s-1", "reason": "evicted"}
+        detached = {"jsonrpc": "2.0", "method": "notifications/sessions/detached"}
+        await socket.send(json.dumps({**detached, "params": params}))
+
+    async def resumes(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
+        params = {"level": "info", "data": "news", "sessionEventId": "1", "_meta": named}
+        event = {"jsonrpc": "2.0", "method": "notifications/message", "params": params}
+        await socket.send(json.dumps(event))
+
+    scripted = Scripted({"tools/list": evicts, "session/resume": resumes})
+    policy = ReconnectPolicy(backoff_base=0.02, connect_timeout=300)
+    subprotocols: Any = ["mcp"]
+    with anyio.fail_after(30):
+        async with (
+            serve(scripted.serve, "127.0.0.1", 0, subprotocols=subprotocols) as server,
+            anyio.create_task_group() as tasks,
+        ):
+            port = list(server.sockets)[0].getsockname()[1]
+            dialer = dial_with(policy=policy)(f"ws://127.0.0.1:{port}/mcp")
+            client = ResumingClient([dialer], Runtime(policy, tasks), Callbacks(deliver, hang_up))
+
+            async def ask(number: int, method: str, **params: Any) -> None:
+                request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+                await client.take(request, {})
+                await client.until_answered(number)
+
+            await client.start()
+            known: Json = {"capabilities": {}, "clientInfo": {"name": "app", "version": "1"}}
+            await ask(1, "initialize", protocolVersion="2025-11-25", **known)
+            await ask(2, "session/start")
+            await ask(3, "tools/list")
+            await board.until(
+                lambda: any(each.get("method") == "notifications/message" for each in got),
+                what="the event",
+            )
+            await ask(4, "tools/call", name="echo")
+            assert scripted.connections == 1 and scripted.asked.count("session/resume") == 1
+            await client.close()
+            tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("method", ["session/start", "session/resume"])
