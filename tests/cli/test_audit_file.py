@@ -62,7 +62,7 @@ def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_served(
     assert "there is no folder /no/such/dir" in refused(
         "serve", target, "--audit", "/no/such/dir/a"
     )
-    assert "Is a directory" in refused("serve", target, "--audit", str(here))
+    assert "is a directory" in refused("serve", target, "--audit", str(here))
     os.mkfifo(here / "fifo")
     assert "--audit" in refused("serve", target, "--audit", str(here / "fifo"))
     assert "the standard output belongs to the client" in refused(
@@ -142,9 +142,9 @@ def test_a_closed_standard_output_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 
     def closed(file: int) -> os.stat_result:
         if file == 1:
-            raise OSError(9, "Bad file descriptor")
+            raise OSError(9, "bad file descriptor")
         return fstat(file)
 
     monkeypatch.setattr(os, "fstat", closed)
-    with pytest.raises(ConfigurationError, match="Bad file descriptor"):
+    with pytest.raises(ConfigurationError, match="bad file descriptor"):
         AuditFile("-")

@@ -166,7 +166,7 @@ def test_the_list_names_vectors_and_duties(capsys: pytest.CaptureFixture[str]) -
         (["--client", "x", "--era", "modern"], "--client takes --only"),
         (["http://h/mcp", "--json", "/no/such/folder/out.json"], "cannot be written"),
         (["http://h/mcp", "--timeout", "0"], "above 0"),
-        (["http://h/mcp", "--transport", "carrier-pigeon"], "invalid choice"),
+        (["http://h/mcp", "--transport", "carrier-pigeon"], "must be one of http"),
     ],
 )
 def test_what_makes_no_sense_is_one_line_and_status_2(
