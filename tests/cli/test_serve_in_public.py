@@ -106,7 +106,7 @@ def test_what_is_allowed_comes_in(here: Path, app: str) -> None:
             "needs --allowed-host NAME, too",
         ),
         (("--health", "healthz"), "must be a path"),
-        (("--grace", "-1"), "must be a number of seconds"),
+        (("--grace", "-1"), "must be a time, such as 30s"),
         (("--stdio", "--health", "/"), "--health: --stdio serves no HTTP"),
     ],
 )
