@@ -12,10 +12,11 @@ from mcp.shared.exceptions import MCPError
 
 from mcp_sessions import ConfigurationError, SessionLayer
 from mcp_sessions.cli.config_file import servers_of
-from mcp_sessions.cli.serve import _conversations  # pyright: ignore[reportPrivateUsage]
+from mcp_sessions.cli.over_the_file import options_over
 from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.eras import Eras
 from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.server.upstream.external.changing import can_follow
 from tests.support.duplex import DuplexPeer, listening, pipe, websocket
 from tests.support.modern import ModernClient, envelope
@@ -162,7 +163,7 @@ def test_the_place_of_a_conversations_key_is_an_option(
         assert f"must be meta:NAME, header:NAME or env:NAME, not '{places[0]}'" in said
         return
     options = parsed(arguments, {})
-    settings = _conversations(options)
+    settings = options_over(options, LayerSettings()).conversations
     assert settings is not None and options.eras == "2025"
     assert [(rule.name, rule.member) for rule in settings.rules][:2] == expected
     assert list(settings.env) == ["CHAT"]
