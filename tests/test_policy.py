@@ -55,6 +55,7 @@ def test_only_listed_notifications_are_coalesced_by_default() -> None:
         "notifications/tools/list_changed": None,
         "notifications/prompts/list_changed": None,
         "notifications/resources/list_changed": None,
+        "notifications/tasks": "taskId",
     }
 
 

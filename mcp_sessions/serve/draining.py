@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Sequence
@@ -30,9 +29,6 @@ _ARRIVING = 5.0
 """Seconds in which a request that came before is authenticated, read and looked up. A client that
 never ends its body delays nothing longer.
 """
-
-_MOMENT = 0.2
-"""Seconds in which the refusal of a request that waited for a child reaches its client."""
 
 _LAST_WORDS = 2.0
 """Seconds that WebSockets and pipes have, at the end, to take what waits for them."""
@@ -99,9 +95,6 @@ class Draining:
             await asyncio.wait(tasks, timeout=grace)
             await self._upstream.leave(max(0, until - asyncio.get_running_loop().time()))
             await asyncio.gather(*tasks)
-            # Who waited for a child has an answer now. Whose body is not there is refused.
-            await self._arriving(_MOMENT)
-            self.arrivals.give_up()
         finally:
             await stopped(arriving, *tasks)
         left = running.result()
@@ -123,9 +116,11 @@ class Draining:
                 task.cancel()
 
     async def _arriving(self, timeout: float) -> None:
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(timeout):
                 await self._all_arrived.wait()
+        except TimeoutError:
+            self.arrivals.give_up()
 
     async def _notify_everyone(self) -> None:
         """Ask clients to reconnect. A store that is away delays neither that nor running calls."""

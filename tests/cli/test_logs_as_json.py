@@ -93,7 +93,10 @@ def iter_until(process: "subprocess.Popen[str]", word: str) -> list[str]:
         (("nowhere.py",), 2, "mcp-sessions serve: no such file: nowhere.py"),
         (("app.py", "--port", "x"), 2, "mcp-sessions serve: argument --port"),
         (("app.py", "--store", "floppy://"), 2, "mcp-sessions serve: unknown store 'floppy'"),
-        (("app.py", "--store", "redis://127.0.0.1:1"), 1, "Redis at 127.0.0.1:1 is away"),
+        (
+            ("app.py", "--port", "0", "--store", "redis://127.0.0.1:1"),
+            *(1, "Redis at 127.0.0.1:1 is away"),
+        ),
     ],
 )
 def test_why_it_ends_is_an_object(

@@ -72,7 +72,7 @@ WRONG: list[tuple[Callable[..., object], str, object, str]] = [
     (layer, "store", 5, f"{A_STORE}, not an int"),
     (layer, "store", SQLiteStore, f"{A_STORE}, not the class SQLiteStore"),
     (layer, "hidden", "s3cret", "a list of texts, not a str"),
-    (layer, "auth", "s3cret", "an AuthSettings or an Authentication, not a str"),
+    (layer, "auth", 3, "an AuthSettings or an Authentication or a text, not an int"),
     (layer, "token_verifier", 3, "a TokenVerifier, not an int"),
     (layer, "tasks", True, "a TaskPolicy, not a bool"),
     (app, "path", 3, "a text, not an int"),

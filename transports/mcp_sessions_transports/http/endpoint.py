@@ -32,6 +32,7 @@ from mcp_sessions_transports.credentials import (
 )
 from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.io import (
+    Arrival,
     Arrivals,
     Headers,
     HttpCall,
@@ -77,7 +78,7 @@ class Arriving:
         try:
             await self._app({**scope, _ARRIVED: arrival}, receive, send)
         except asyncio.CancelledError:
-            if arrival is None or not self._arrivals.was_given_up(arrival):
+            if arrival is None or not arrival.was_given_up():
                 raise
             await _refuse(send, 0)
         finally:
@@ -187,7 +188,7 @@ class StreamableHttp:
         if arrival is None:
             try:
                 async with asyncio.timeout(_LATE):
-                    await self._serve(scope, receive, send, None)
+                    await self._serve(scope, receive, send)
             except TimeoutError:
                 await self._refuse(send)
             return
@@ -195,9 +196,10 @@ class StreamableHttp:
             # A stream ends with the server, whenever it came.
             arrivals.arrived(arrival)
         try:
-            await self._serve(scope, receive, send, partial(arrivals.arrived, arrival))
+            arrived = partial(arrivals.arrived, arrival)
+            await self._serve(scope, receive, send, arrived, arrival)
         except asyncio.CancelledError:
-            if not arrivals.was_given_up(arrival):
+            if not arrival.was_given_up():
                 raise
             await self._refuse(send)
         finally:
@@ -205,7 +207,12 @@ class StreamableHttp:
                 arrivals.arrived(arrival)
 
     async def _serve(
-        self, scope: Scope, receive: Receive, send: Send, arrived: Callable[[], None] | None
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        arrived: Callable[[], None] | None = None,
+        arrival: Arrival | None = None,
     ) -> None:
         """Serve one request of a server that runs.
 
@@ -255,6 +262,7 @@ class StreamableHttp:
             session_header=header.decode("latin-1") if header is not None else None,
             fresh_until=fresh_until,
             clock=self._credentials.clock,
+            arrival=arrival,
         )
         try:
             if is_modern:

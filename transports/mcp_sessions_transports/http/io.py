@@ -46,39 +46,53 @@ class Disconnected(Exception):
     """The client went away before its body was here."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
+class Arrival:
+    """A request on its way in."""
+
+    task: asyncio.Task[Any] | None
+    is_read: bool = False
+    """Its body is there."""
+
+    is_given_up: bool = False
+
+    def was_given_up(self) -> bool:
+        """Return whether it was cancelled to be refused, and take the cancellation back."""
+        if self.is_given_up and self.task is not None:
+            self.task.uncancel()
+        return self.is_given_up
+
+
 class Arrivals:
     """Requests on their way in: an HTTP POST from the first that is known of it until it runs or
     was answered. A request that arrived before a layer begins to stop is served, if it is soon
-    authenticated, read and looked up. Otherwise it is refused: the server of an application would
-    wait for it.
+    authenticated, read and looked up. It is refused if its body does not come: the server of an
+    application would wait for it.
     """
 
     def __init__(self) -> None:
         self.on_first: Callable[[], None] | None = None
         """Called once, when the first request comes."""
 
-        self.inside: set[asyncio.Task[Any]] = set()
-        """The tasks of those on their way."""
-
-        self._given_up: set[asyncio.Task[Any]] = set()
+        self.inside: dict[Arrival, None] = {}
+        """Those on their way."""
 
         self._on_none: Callable[[], None] | None = None
 
-    def enter(self) -> asyncio.Task[Any] | None:
-        """Return the task of an arriving request. None: it arrives too late."""
+    def enter(self) -> Arrival | None:
+        """Note an arriving request. None: it arrives too late."""
         if self.on_first is not None:
             on_first, self.on_first = self.on_first, None
             on_first()
         if self._on_none is not None:
             return None
-        arrival = asyncio.current_task()
-        if arrival is not None:
-            self.inside.add(arrival)
+        arrival = Arrival(asyncio.current_task())
+        self.inside[arrival] = None
         return arrival
 
-    def arrived(self, arrival: asyncio.Task[Any]) -> None:
+    def arrived(self, arrival: Arrival) -> None:
         """Note that a request runs, or was answered. To repeat it changes nothing."""
-        self.inside.discard(arrival)
+        self.inside.pop(arrival, None)
         if self._on_none is not None:
             self._notify()
 
@@ -93,17 +107,11 @@ class Arrivals:
         self._notify()
 
     def give_up(self) -> None:
-        """Refuse those that are still on their way."""
-        for arrival in self.inside - self._given_up:
-            self._given_up.add(arrival)
-            arrival.cancel()
-
-    def was_given_up(self, arrival: asyncio.Task[Any]) -> bool:
-        if arrival not in self._given_up:
-            return False
-        self._given_up.remove(arrival)
-        arrival.uncancel()
-        return True
+        """Refuse those whose body is not there."""
+        for arrival in self.inside:
+            if arrival.task is not None and not (arrival.is_read or arrival.is_given_up):
+                arrival.is_given_up = True
+                arrival.task.cancel()
 
     def _notify(self) -> None:
         if self._on_none is not None and not self.inside:
@@ -134,6 +142,8 @@ class HttpCall:
     """Until when, by ``clock``, its credential need not be checked again. None: it has none."""
 
     clock: Callable[[], float]
+    arrival: Arrival | None = None
+    """None: it came when the server stopped already."""
 
     async def check_again(self) -> None:
         """Check its credential again: a client may take its time with the body.
@@ -224,6 +234,8 @@ async def read_post(call: HttpCall, limit: int) -> Post | None:
     else:
         try:
             body = await read_body(call.receive, headers, limit)
+            if call.arrival is not None:
+                call.arrival.is_read = True
             if call.fresh_until is not None and call.clock() >= call.fresh_until:
                 await call.check_again()
         except BodyTooLarge:

@@ -56,6 +56,8 @@ class ModernHttp:
         headers, send = call.headers, call.send
         try:
             body = await read_body(call.receive, headers, self._max_body)
+            if call.arrival is not None:
+                call.arrival.is_read = True
             if call.fresh_until is not None and call.clock() >= call.fresh_until:
                 await call.check_again()
         except BodyTooLarge:
