@@ -196,8 +196,7 @@ class StreamableHttp:
             # A stream ends with the server, whenever it came.
             arrivals.arrived(arrival)
         try:
-            arrived = partial(arrivals.arrived, arrival)
-            await self._serve(scope, receive, send, arrived, arrival)
+            await self._serve(scope, receive, send, arrival)
         except asyncio.CancelledError:
             if not arrival.was_given_up():
                 raise
@@ -207,17 +206,12 @@ class StreamableHttp:
                 arrivals.arrived(arrival)
 
     async def _serve(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        arrived: Callable[[], None] | None = None,
-        arrival: Arrival | None = None,
+        self, scope: Scope, receive: Receive, send: Send, arrival: Arrival | None = None
     ) -> None:
         """Serve one request of a server that runs.
 
         Args:
-            arrived: See :class:`HttpCall`; None: the server stops, and it came too late.
+            arrival: None: the server stops, and it came too late.
         """
         fields = scope["headers"]
         for _, value in fields:
@@ -232,7 +226,7 @@ class StreamableHttp:
         # If a field is there twice, the first counts, as for the SDK.
         headers: Headers = dict(reversed(fields))
         is_modern = headers.get(b"mcp-protocol-version") not in self._handshake_versions
-        if arrived is None and (is_modern or scope["method"] != "POST"):
+        if arrival is None and (is_modern or scope["method"] != "POST"):
             await self._refuse(send)
             return
         if b"origin" in headers:
@@ -258,7 +252,7 @@ class StreamableHttp:
             headers,
             principal,
             watch,
-            arrived or _late,
+            partial(self._arrivals.arrived, arrival) if arrival is not None else _late,
             session_header=header.decode("latin-1") if header is not None else None,
             fresh_until=fresh_until,
             clock=self._credentials.clock,
@@ -268,7 +262,7 @@ class StreamableHttp:
             if is_modern:
                 await self._modern.serve(call)
             else:
-                await self._handshake.serve(call, draining=arrived is None)
+                await self._handshake.serve(call, draining=arrival is None)
         except CredentialEnded:
             # Its response has ended.
             pass
