@@ -73,7 +73,7 @@ class Verdicts(Generic[Good]):
     Args:
         ask: Asks the service. None: the token is not good. ``NotAllowed``: its owner may not use
             the server. ``CannotVerify``: there was no answer.
-        late: Called if it takes more than :data:`WITHIN` seconds.
+        late: Called if the service takes :data:`WITHIN` seconds.
         expires_at: When a good token ends, by the clock.
         clock: Seconds since 1970.
         fresh: Seconds for which a good token counts.
@@ -160,12 +160,15 @@ class Verdicts(Generic[Good]):
         self, questions: _Questions[Good], place: Place, name: bytes, token: str
     ) -> Good | CannotVerify | NotAllowed | None:
         """Ask the service. Nothing is raised: perhaps no request waits any more."""
+        waited = not place.has_turn.done()
         try:
             async with asyncio.timeout(WITHIN), questions.lane.turn(place):
                 asked_at = self._clock()
                 good = await self._ask(token)
         except TimeoutError:
-            self._late()
+            # Of a question that waited for its turn, the service had only the rest of the time.
+            if not waited:
+                self._late()
             return CannotVerify(RETRY)
         except GaveWay:
             return CannotVerify(RETRY)
