@@ -22,6 +22,9 @@ _VARIABLE = re.compile(
 key.
 """
 
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:[0-9]+)?", re.ASCII)
+"""A host as clients send it: no pattern, and no letter that IDNA writes in another way."""
+
 _OTHER = re.compile(r"\$\{[^}]*\}")
 
 INTERRUPTED = 130
@@ -329,7 +332,7 @@ def host(text: str) -> str:
         is_one = bool(parts.hostname) and parts.netloc == text and parts.port != 0
     except ValueError:
         is_one = False
-    if not is_one or parts.username is not None or not text.isprintable() or " " in text:
+    if not is_one or not _HOST.fullmatch(text.lower()):
         raise argparse.ArgumentTypeError(
             f"must be a name that clients call, such as mcp.example.com, not {text!r}"
         )
@@ -338,7 +341,8 @@ def host(text: str) -> str:
 
 def origin(text: str) -> str:
     parts = urlsplit(text)
-    if not parts.netloc or text != f"{parts.scheme}://{parts.netloc}" or parts.username is not None:
+    is_one = parts.netloc and text == f"{parts.scheme}://{parts.netloc}"
+    if not is_one or not _HOST.fullmatch(parts.netloc.lower().removesuffix(":*")):
         raise argparse.ArgumentTypeError(
             f"must be an origin, such as https://app.example.com, not {text!r}"
         )

@@ -99,6 +99,12 @@ def test_what_is_allowed_comes_in(here: Path, app: str) -> None:
         (("--allowed-host", "https://mcp.example.com"), "must be a name that clients call"),
         (("--allowed-host", "mcp.example.com/mcp"), "must be a name that clients call"),
         (("--allowed-host", "a:b"), "must be a name that clients call"),
+        # What no client sends would be allowed in silence, and refuse everybody.
+        (("--allowed-host", "*"), "must be a name that clients call"),
+        (("--allowed-host", "*.example.com"), "must be a name that clients call"),
+        (("--allowed-host", "b\u00fccher.example"), "must be a name that clients call"),
+        (("--allowed-origin", "https://*.example.com"), "must be an origin"),
+        (("--allowed-origin", "https://b\u00fccher.example"), "must be an origin"),
         (("--allowed-origin", "app.example.com"), "must be an origin"),
         (("--allowed-origin", "https://app.example.com/"), "must be an origin"),
         (
