@@ -14,7 +14,7 @@ from mcp_sessions.core.addresses import HTTP, has_scheme, wrong_address
 from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.eras import ERAS
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.policy import DEFAULT_GRACE, FORGET_AFTER, SessionPolicy
+from mcp_sessions.policy import DEFAULT_GRACE, FORGET_AFTER, LIMIT_OPTIONS, SessionPolicy
 from mcp_sessions.task_policy import TaskPolicy
 
 DEFAULT_STORE = "memory://"
@@ -50,7 +50,7 @@ def parsed(
     empty = argparse.Namespace(
         command=command, url=None, unknown_variables=unknown(parser, variables)
     )
-    options, more, settings = parse(parser, own, empty, variables)
+    options, more, settings = parse(parser, _limits_named(own), empty, variables)
     options = argparse.Namespace(**vars(options), settings=settings)
     target: str = options.target or ""
     program = program_of(target)
@@ -60,9 +60,6 @@ def parsed(
     if has_scheme(target) and not is_url(target):
         raise ConfigurationError(wrong_address(target, HTTP))
     if more:
-        limit = more[0].partition("=")[0].removeprefix("--").replace("-", "_")
-        if limit in SessionPolicy.__dataclass_fields__:
-            parser.error(f"unrecognized arguments: {more[0]}; did you mean --limit {limit}=VALUE?")
         parser.unrecognized(more)
     if options.config is not None:
         if options.target is not None or command:
@@ -89,6 +86,20 @@ def is_url(target: str) -> bool:
 
 def _own(arguments: Sequence[str]) -> Sequence[str]:
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
+def _limits_named(own: Sequence[str]) -> Sequence[str]:
+    """Write ``--max-events 5`` as ``--limit max_events=5``: each limit is an option, too."""
+    written: list[str] = []
+    rest = iter(own)
+    for each in rest:
+        name, sign, value = each.partition("=")
+        limit = name.removeprefix("--").replace("-", "_")
+        is_limit = name.startswith("--") and limit in SessionPolicy.__dataclass_fields__
+        if is_limit and limit not in LIMIT_OPTIONS:
+            each = f"--limit={limit}={value if sign else next(rest, '')}"
+        written.append(each)
+    return written
 
 
 def wants_json(arguments: Sequence[str]) -> bool:

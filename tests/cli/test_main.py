@@ -98,7 +98,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a limit that is none": (["serve", "a:b", "--limit", "events=5"], "with a limit of"),
     "a limit without a value": (["serve", "a:b", "--limit", "max_events"], "must be NAME=VALUE"),
     "a limit with an option": (["serve", "a:b", "--limit", "max_message=9"], "--max-message"),
-    "a limit as an option": (["serve", "a:b", "--max-events=9"], "--limit max_events=VALUE?"),
+    "a wrong limit by its name": (["serve", "a:b", "--max-events=0"], "max_events must be a pos"),
+    "a limit by its name alone": (["serve", "a:b", "--max-events"], "number (whole), not ''"),
     "relative path": (["serve", "a:b", "--path", "mcp"], "must be a path that begins with '/'"),
     "a query in the path": (["serve", "a:b", "--path", "/mcp?a=b"], "must be a path"),
     "unknown level": (

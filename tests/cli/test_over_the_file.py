@@ -94,6 +94,13 @@ def test_a_variable_wins_and_is_named(checked: Checked, monkeypatch: pytest.Monk
     assert log == ["MCP_SESSIONS_LIMIT wins over the layer of app.py"]
 
 
+@pytest.mark.parametrize("given", [["--max-events", "5"], ["--max-events=5"]])
+def test_a_limit_is_an_option_by_its_name(given: list[str]) -> None:
+    assert (
+        settings(*given).limit == settings("--limit", "max_events=5").limit == [("max_events", 5)]
+    )
+
+
 def test_the_code_of_the_file_has_what_is_served(here: Path) -> None:
     """It may take ``layer.store`` as soon as the layer is made."""
     (here / "app.py").rename(here / "app_that_takes.py")
