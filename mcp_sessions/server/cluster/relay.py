@@ -18,6 +18,7 @@ Rules:
    the sender knows that the request did not run.
 5. Progress on a question is a request without a result, and its sender does not wait.
 6. An update waits until the exchange has it. It has a number: the sender takes it once, in order.
+   The result comes after the updates.
 7. Updates that wait for a slow client, and results that are kept, are bounded in bytes.
 """
 
@@ -120,6 +121,11 @@ class Asker:
                 except StoreUnavailable as failed:
                     logger.warning("a message of a request waits for the store: %s", failed)
                 await asyncio.sleep(_SENT_AGAIN)
+
+    async def updated(self) -> None:
+        """Wait until the messages so far arrived."""
+        async with self._turn:
+            return
 
     def leaves(self) -> None:
         self.is_gone = True
@@ -327,6 +333,7 @@ class RequestRelay:
             if pending is not None:
                 await pending.turn()
             result, error = await serve(asker, request)
+            await asker.updated()
         except BaseException:
             error = wire_error(OutcomeUnknown())
             raise

@@ -93,6 +93,9 @@ class Arrivals:
     def arrived(self, arrival: Arrival) -> None:
         """Note that a request runs, or was answered. To repeat it changes nothing."""
         self.inside.pop(arrival, None)
+        if not self.inside:
+            # The table of one that had many entries stays large.
+            self.inside = {}
         if self._on_none is not None:
             self._notify()
 
