@@ -213,7 +213,9 @@ def test_a_body_that_never_ends_delays_no_stop(
         sock = sent(setup, 0)
         said = stopped(setup)
         assert "Application shutdown complete" in said and "Traceback" not in said, said
-        assert closed_by_peer(sock).startswith(b"HTTP/1.1 503 ")
+        answer = closed_by_peer(sock)
+        # Nothing: the server stopped before it had read the headers.
+        assert not answer or answer.startswith(b"HTTP/1.1 503 ")
 
 
 @pytest.mark.parametrize("server", SERVERS)
