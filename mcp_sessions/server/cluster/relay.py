@@ -122,7 +122,7 @@ class Asker:
                     logger.warning("a message of a request waits for the store: %s", failed)
                 await asyncio.sleep(_SENT_AGAIN)
 
-    async def updated(self) -> None:
+    async def updates_sent(self) -> None:
         """Wait until the messages so far arrived."""
         async with self._turn:
             return
@@ -333,7 +333,7 @@ class RequestRelay:
             if pending is not None:
                 await pending.turn()
             result, error = await serve(asker, request)
-            await asker.updated()
+            await asker.updates_sent()
         except BaseException:
             error = wire_error(OutcomeUnknown())
             raise

@@ -36,24 +36,27 @@ def test_the_bare_server_passes_what_it_is_known_to(
 
 
 @pytest.mark.parametrize(
-    ("kind", "stack"),
+    ("suite", "kind", "stack"),
     [
-        ("wrapped", "h11"),
-        ("wrapped", "httptools"),
-        ("bound", "httptools"),
-        ("command", "httptools"),
-        ("url", "httptools"),
-        ("command-2026", "httptools"),
-        ("url-2026", "httptools"),
+        pytest.param(suite, kind, stack, id=f"{suite}-{kind}-{stack}")
+        for suite in SUITES
+        for kind, stack in (
+            ("wrapped", "h11"),
+            ("wrapped", "httptools"),
+            ("bound", "httptools"),
+            ("command", "httptools"),
+            ("url", "httptools"),
+            ("command-2026", "httptools"),
+            ("url-2026", "httptools"),
+        )
+        # A suite of the handshake era is not for those that speak the other one only.
+        if not (kind.endswith("-2026") and suite.spec_version < "2026")
     ],
 )
-@pytest.mark.parametrize("suite", SUITES, ids=str)
 def test_the_wrapped_server_is_found_to_be_the_same(
     suite: Suite, kind: Kind, stack: Stack, outcome_of: OutcomeOf
 ) -> None:
     """Promised: "wrapped it has the same, check by check"; with conversations bound, too."""
-    if kind.endswith("-2026") and suite.spec_version < "2026":
-        pytest.skip("it has no such era")
     bare = outcome_of(suite, "bare", "h11")
     wrapped = outcome_of(suite, kind, stack)
 
