@@ -111,8 +111,8 @@ def running(name: str, here: Path) -> Generator[Setup]:
         process.communicate()
 
 
-def session(setup: Setup) -> str:
-    sock = setup.connect()
+def session(setup: Setup, sock: socket.socket) -> str:
+    """A session at the worker that has this connection."""
     sock.settimeout(60)
     sock.sendall(setup.post(json.dumps(INITIALIZE).encode()))
     head = answer_on(sock)
@@ -123,7 +123,7 @@ def session(setup: Setup) -> str:
 
 def get_stream(setup: Setup, seconds: float) -> socket.socket:
     sock = setup.connect()
-    accepts = ("Accept: text/event-stream", f"Mcp-Session-Id: {session(setup)}")
+    accepts = ("Accept: text/event-stream", f"Mcp-Session-Id: {session(setup, sock)}")
     sock.sendall(setup.head("GET /mcp", *accepts))
     return sock
 
@@ -132,7 +132,7 @@ def running_call(setup: Setup, seconds: float) -> socket.socket:
     params = {"name": "wait", "arguments": {"seconds": seconds}}
     call = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
     sock = setup.connect()
-    sock.sendall(setup.post(json.dumps(call).encode(), f"Mcp-Session-Id: {session(setup)}"))
+    sock.sendall(setup.post(json.dumps(call).encode(), f"Mcp-Session-Id: {session(setup, sock)}"))
     return sock
 
 
@@ -209,7 +209,7 @@ def test_a_body_that_never_ends_delays_no_stop(
     server: str, sent: Callable[[Setup, float], socket.socket], tmp_path: Path
 ) -> None:
     with running(server, tmp_path) as setup:
-        session(setup)
+        session(setup, setup.connect())
         sock = sent(setup, 0)
         said = stopped(setup)
         assert "Application shutdown complete" in said and "Traceback" not in said, said
