@@ -34,14 +34,15 @@ from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.server.requests.session_visibility import check_patterns
 from mcp_sessions.server.upstream.external.beginning import Starter
+from mcp_sessions.server.upstream.external.command import StdioChildren
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
+from mcp_sessions.server.upstream.external.url_children import HttpChildren
 from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.server.upstream.sdk.authentication import Authentication
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
 from mcp_sessions.server.upstream.sdk.sdk_modern_rules import SdkModernRules
-from mcp_sessions.server.upstream.stdio.stdio_child import StdioChildren
 from mcp_sessions.stdio_server import StdioServer
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Peer, SessionRecord
@@ -49,7 +50,6 @@ from mcp_sessions.stores.stateless import Stateless
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.http.channel import ResponseStreams
 from mcp_sessions_transports.http.sse import HttpTransport
-from mcp_sessions_transports.http.upstream.children import HttpChildren
 
 
 def wrapped(

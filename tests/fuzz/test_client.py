@@ -34,9 +34,9 @@ from mcp_sessions.core.resume import (
     is_session_id,
     seconds_of,
 )
-from mcp_sessions_transports.http.client.bounded_body import PIECE, ResponseTooLarge, pieces, whole
+from mcp_sessions.http_client.body import PIECE, ResponseTooLarge, pieces, whole
+from mcp_sessions.http_client.sse_reader import MAX_RETRY, EventTooLarge, SseReader
 from mcp_sessions_transports.http.client.failures import failure_of
-from mcp_sessions_transports.http.client.sse_reader import MAX_RETRY, EventTooLarge, SseReader
 
 pytestmark = pytest.mark.anyio
 

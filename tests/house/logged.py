@@ -56,7 +56,7 @@ COMPOSERS: Mapping[str, tuple[Kind, int, str]] = {
     "_say_now_and_then": (Kind.CAUSE, 0, "upstream/"),
     "_break": (Kind.CAUSE, 0, "upstream/"),
     "not_started": (Kind.CAUSE, 0, "upstream/"),
-    "refused": (Kind.CAUSE, 0, "http/upstream/"),
+    "refused": (Kind.CAUSE, 0, "external/url"),
     "count_reason": (Kind.CAUSE, 0, "serve/"),
     "_say_what_is_lost": (Kind.CAUSE, 0, ""),
     "LogRecord": (Kind.MESSAGE, 4, "cli/"),

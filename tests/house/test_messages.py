@@ -34,10 +34,10 @@ WORDLESS = {
     ("mcp_sessions/server/upstream/external/children.py", "start"): "the text of not_started",
     ("mcp_sessions/server/upstream/external/children.py", "_say_now_and_then"): "its callers' text",
     (
-        "mcp_sessions/server/upstream/stdio/stdio_child.py",
+        "mcp_sessions/server/upstream/external/command.py",
         "_died",
     ): "a status, and a line of the process",
-    ("mcp_sessions/server/upstream/stdio/stderr.py", "_say"): "a line that the process wrote",
+    ("mcp_sessions/server/upstream/external/stderr.py", "_say"): "a line that the process wrote",
     ("mcp_sessions/stores/sqlite/checkpointing.py", "begin_anew"): "SQLite's own text",
     ("mcp_sessions/stores/sqlite/checkpointing.py", "_copy"): "SQLite's own text",
     ("mcp_sessions/stores/sqlite/cleaning.py", "shut_down"): "the system's own text",
@@ -52,7 +52,11 @@ OF_OTHERS = {
 }
 """Code or status → why no number in the source is it."""
 
-CLIENT = ("mcp_sessions/client/", "transports/mcp_sessions_transports/http/client/")
+CLIENT = (
+    "mcp_sessions/client/",
+    "mcp_sessions/http_client/",
+    "transports/mcp_sessions_transports/http/client/",
+)
 ANSWERING = ("mcp_sessions/errors.py", "mcp_sessions/serve/", "transports/")
 
 _CODE = re.compile(r"(`+) ?(.+?) ?\1(?!`)")

@@ -16,8 +16,8 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.cluster import relay, remote_children
 from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.command import StdioChildren
 from mcp_sessions.server.upstream.external.slot import Slot
-from mcp_sessions.server.upstream.stdio.stdio_child import StdioChildren
 from tests.support import replicas
 from tests.support.children import child, children_of, is_alive, modern_child, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta

@@ -18,9 +18,8 @@ import httpx2
 
 from mcp_sessions import HTTPServer, StdioServer
 from mcp_sessions.core.messages import members_of
-from mcp_sessions.server.upstream.stdio import stdio_child
-from mcp_sessions.server.upstream.stdio.output import Output
-from mcp_sessions_transports.http.upstream import children
+from mcp_sessions.server.upstream.external import command, url_children
+from mcp_sessions.server.upstream.external.output import Output
 from tests.simulation.history import History
 from tests.simulation.scheduler import Host, current_host
 from tests.simulation.servers import SCHEMA, Failed, Made, Means, Work
@@ -171,7 +170,7 @@ class ProgramMeans(Means):
 
 
 class Process:
-    """One process of a command, as `stdio_child` knows a ``ChildProcess``."""
+    """One process of a command, as `command` knows a ``ChildProcess``."""
 
     untaken = 0
     is_full = False
@@ -247,16 +246,16 @@ class Command:
     def installed(self, history: History) -> Generator[None]:
         """Until the block ends, the layer starts no real process."""
         start = partial(self.start, history)
-        before = stdio_child.Processes
-        setattr(stdio_child, "Processes", lambda: _Processes(start))  # noqa: B010
+        before = command.Processes
+        setattr(command, "Processes", lambda: _Processes(start))  # noqa: B010
         try:
             yield
         finally:
-            setattr(stdio_child, "Processes", before)  # noqa: B010
+            setattr(command, "Processes", before)  # noqa: B010
 
 
 class _Processes:
-    """As `stdio_child` knows ``Processes``."""
+    """As `command` knows ``Processes``."""
 
     def __init__(self, start: Callable[[Any], Process]) -> None:
         self._start = start
@@ -292,17 +291,17 @@ class Url:
     def installed(self, history: History) -> Generator[None]:
         """Until the block ends, the layer's requests to URLs come here."""
         self._history = history
-        before = children.httpx2
+        before = url_children.httpx2
         client = partial(_client, self)
         ours = SimpleNamespace(
             AsyncClient=client, create_ssl_context=lambda: None, Limits=before.Limits,
             Auth=before.Auth,
         )  # fmt: skip
-        setattr(children, "httpx2", ours)  # noqa: B010
+        setattr(url_children, "httpx2", ours)  # noqa: B010
         try:
             yield
         finally:
-            setattr(children, "httpx2", before)  # noqa: B010
+            setattr(url_children, "httpx2", before)  # noqa: B010
 
     async def serve(self, request: httpx2.Request) -> httpx2.Response:
         """Answer one request of a replica's."""

@@ -19,7 +19,9 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.command import StdioWire
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
+from mcp_sessions.server.upstream.external.output import Output
 from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
 from mcp_sessions.server.upstream.port import (
@@ -30,8 +32,6 @@ from mcp_sessions.server.upstream.port import (
     UpstreamPeer,
 )
 from mcp_sessions.server.upstream.rounds import Rounds
-from mcp_sessions.server.upstream.stdio.output import Output
-from mcp_sessions.server.upstream.stdio.stdio_child import StdioWire
 from mcp_sessions.stores.records import Peer
 from tests.support.modern import MODERN
 

@@ -45,7 +45,7 @@ from mcp_sessions.core.nearness import past_proxies
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import FailureCause
 from mcp_sessions.errors import INVALID_REQUEST, OUTCOME_UNKNOWN
-from mcp_sessions_transports.connect_errors import reason_of, retry_after, without_credentials
+from mcp_sessions.http_client.connect_errors import reason_of, retry_after, without_credentials
 from mcp_sessions_transports.websocket.close_codes import CloseCode, should_come_back
 from mcp_sessions_transports.websocket.frame_sieve import FrameSieve
 

@@ -1,5 +1,4 @@
-"""Define the wire of a child: a process has pipes, a URL has requests (``stdio/stdio_child.py``,
-and ``http/upstream/child.py`` of the transports).
+"""Define the wire of a child: a process has pipes, a URL has requests (``command.py``, ``url.py``).
 
 A :class:`~mcp_sessions.server.upstream.external.child.Child` is a wire and an era. The wire writes,
 streams and closes. It gives each message that comes to the child.

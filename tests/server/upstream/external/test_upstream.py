@@ -16,10 +16,9 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
 from mcp_sessions import ConfigurationError, Conversations, metrics
-from mcp_sessions.server.upstream.external import room
+from mcp_sessions.server.upstream.external import process, room
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.slot import Slot
-from mcp_sessions.server.upstream.stdio import process
 from tests.support.children import child, child_world, children_of, is_alive, until
 from tests.support.duplex import duplex_world
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta

@@ -24,12 +24,12 @@ from mcp_sessions.core.messages import (
 )
 from mcp_sessions.core.resume import FailureCause
 from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND
-from mcp_sessions_transports.connect_errors import reason_of, retry_after
-from mcp_sessions_transports.http.client.bounded_body import pieces
+from mcp_sessions.http_client.body import pieces
+from mcp_sessions.http_client.connect_errors import reason_of, retry_after
+from mcp_sessions.http_client.redirects import SESSION_HEADER
 
 logger = logging.getLogger(__name__)
 
-SESSION_HEADER = "mcp-session-id"
 METHOD_HEADER = "mcp-method"
 """Each request of the modern era has it."""
 
@@ -131,40 +131,3 @@ def _waited(error: Exception) -> float | None:
 def refusal(status: int, code: int, text: str, data: Json | None = None) -> Failure:
     error = error_body(code, text, data)
     return Failure(FailureCause.STATUS, text, status=status, error=error, is_answer=True)
-
-
-def is_sse(response: httpx2.Response) -> bool:
-    media_type = response.headers.get("content-type", "").partition(";")[0]
-    return media_type.strip().lower() == "text/event-stream"
-
-
-def unfollowed(response: httpx2.Response) -> str | None:
-    onward = response.next_request
-    if onward is None:
-        return None
-    location = onward.url.copy_with(userinfo=b"", query=None, fragment=None)
-    return f"Redirect to {location} not followed"
-
-
-def onward_request(response: httpx2.Response) -> httpx2.Request | None:
-    """The request that follows a redirect, if it keeps its method and stays with the server.
-
-    Everything in it, the credentials above all, was meant for that server alone.
-    """
-    onward = response.next_request
-    if onward is None:
-        return None
-    sent = response.request
-    here, there = sent.url, onward.url
-    same = (here.scheme, here.host, here.port) == (there.scheme, there.host, there.port)
-    upgrade = (
-        here.host == there.host
-        and (here.scheme, there.scheme) == ("http", "https")
-        and here.port is None
-        and there.port is None
-    )
-    if onward.method != sent.method or not (same or upgrade):
-        return None
-    if there.userinfo and there.userinfo != here.userinfo:
-        return None
-    return onward

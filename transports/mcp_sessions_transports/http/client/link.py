@@ -20,7 +20,7 @@ from mcp_sessions.client.dialer import Event, Failed, Failure, LinkSettings, Sin
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.messages import Json, RequestId
 from mcp_sessions.core.resume import FailureCause
-from mcp_sessions_transports.connect_errors import without_credentials
+from mcp_sessions.http_client.connect_errors import without_credentials
 from mcp_sessions_transports.http.client.requester import Access, Requester
 from mcp_sessions_transports.http.client.streams import HttpExchange, Incoming, NotificationStream
 

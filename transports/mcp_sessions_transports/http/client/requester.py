@@ -17,14 +17,13 @@ from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.messages import Json, RequestId, encode
 from mcp_sessions.core.nearness import past_proxies
 from mcp_sessions.core.resume import FailureCause
-from mcp_sessions_transports.connect_errors import without_credentials
-from mcp_sessions_transports.http.client.bounded_body import ACCEPTED
-from mcp_sessions_transports.http.client.cookies import BoundedJar
+from mcp_sessions.http_client.body import ACCEPTED
+from mcp_sessions.http_client.connect_errors import without_credentials
+from mcp_sessions.http_client.cookies import BoundedJar
+from mcp_sessions.http_client.redirects import SESSION_HEADER, send_within_origin
 from mcp_sessions_transports.http.client.failures import (
-    SESSION_HEADER,
     describe,
     failure_of,
-    onward_request,
 )
 
 _VERSION_HEADER = "mcp-protocol-version"
@@ -158,24 +157,3 @@ class Requester:
         # Not None: that would ignore the client's own.
         auth = {"auth": self._access.auth} if self._access.auth is not None else {}
         return await send_within_origin(client, request, **auth)
-
-
-async def send_within_origin(
-    client: httpx2.AsyncClient, request: httpx2.Request, **auth: Any
-) -> httpx2.Response:
-    """Send a request, following redirects only while they stay with its server. No URL is asked
-    twice: an answer that leads back to it did not come from before a handler.
-
-    Args:
-        auth: As for ``httpx2.AsyncClient.send``.
-    """
-    asked = set[httpx2.URL]()
-    while True:
-        asked.add(request.url)
-        response = await client.send(request, stream=True, follow_redirects=False, **auth)
-        onward = onward_request(response)
-        if onward is None or onward.url in asked or len(asked) > client.max_redirects:
-            return response
-        # Unread: nothing in it is for us, and nobody says how long it is.
-        await response.aclose()
-        request = onward

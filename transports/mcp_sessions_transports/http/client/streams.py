@@ -38,15 +38,16 @@ from mcp_sessions.core.messages import Json, Malformed, RequestId, decode, error
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import FailureCause, is_away, is_sendable
 from mcp_sessions.errors import INVALID_REQUEST, OUTCOME_UNKNOWN, PARSE_ERROR
-from mcp_sessions_transports.http.client.bounded_body import ResponseTooLarge, pieces, whole
-from mcp_sessions_transports.http.client.failures import describe, is_sse, refusal, unfollowed
-from mcp_sessions_transports.http.client.requester import SESSION_HEADER, Requester
-from mcp_sessions_transports.http.client.sse_reader import (
+from mcp_sessions.http_client.body import ResponseTooLarge, pieces, whole
+from mcp_sessions.http_client.redirects import SESSION_HEADER, is_sse, unfollowed
+from mcp_sessions.http_client.sse_reader import (
     EventTooLarge,
     ReadEvent,
     SseReader,
     position,
 )
+from mcp_sessions_transports.http.client.failures import describe, refusal
+from mcp_sessions_transports.http.client.requester import Requester
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from mcp_sessions import HTTPServer
-from mcp_sessions_transports.http.upstream.headers import ParamHeaders, headers_of
+from mcp_sessions.server.upstream.external.param_headers import ParamHeaders, headers_of
 from tests.support import apps
 from tests.support.modern import ModernClient
 from tests.support.modern_server import ModernServer, modern_url

@@ -16,20 +16,20 @@ from typing import Final, Protocol, TypeVar
 
 import httpx2
 
+from mcp_sessions.http_client.body import whole
+from mcp_sessions.http_client.connect_errors import reason_of
+from mcp_sessions.http_client.redirects import is_sse
+from mcp_sessions.http_client.sse_reader import ReadEvent, position
 from mcp_sessions.server.upstream.external.child_requests import Waiting
 from mcp_sessions.server.upstream.external.reopening import Reopening
-from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions_transports.connect_errors import reason_of
-from mcp_sessions_transports.http.client.bounded_body import whole
-from mcp_sessions_transports.http.client.failures import is_sse
-from mcp_sessions_transports.http.client.sse_reader import ReadEvent, position
-from mcp_sessions_transports.http.upstream.wire import (
+from mcp_sessions.server.upstream.external.url_wire import (
     FAILURES,
     RETRY,
     events_of,
     pieces_of,
     unknown,
 )
+from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sessions_transports.http.client.sse_reader import EventTooLarge, ReadEvent, SseReader
+from mcp_sessions.http_client.sse_reader import EventTooLarge, ReadEvent, SseReader
 
 STREAM = (
     "\ufeff: a comment\r\n"

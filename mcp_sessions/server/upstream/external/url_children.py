@@ -13,16 +13,16 @@ import httpx2
 from mcp_sessions.core.headers import sendable_headers
 from mcp_sessions.core.nearness import past_proxies
 from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.http_client.cookies import BoundedJar
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.slot import Slot
-from mcp_sessions_transports.http.client.cookies import BoundedJar
-from mcp_sessions_transports.http.upstream.child import HttpWire
-from mcp_sessions_transports.http.upstream.url_credentials import Credentials
-from mcp_sessions_transports.http.upstream.wire import Wire, refused
+from mcp_sessions.server.upstream.external.url import HttpWire
+from mcp_sessions.server.upstream.external.url_credentials import Credentials
+from mcp_sessions.server.upstream.external.url_wire import Wire, refused
 
 if TYPE_CHECKING:
     from mcp_sessions.http_server import Credential

@@ -1,7 +1,7 @@
 """Send the requests of one session at a URL, and judge what a refusal proves.
 
 This table is about requests of clients. No text of an answer counts. The table is owned by
-``tests/transports/http/upstream/test_refusals.py``.
+``tests/server/upstream/external/url/test_refusals.py``.
 
 ==================================================  ===============================================
 what happens                                        what it proves
@@ -37,18 +37,18 @@ from mcp_sessions.background import TimeSlice, give_way, report
 from mcp_sessions.core.messages import Answer, Malformed, decode, error_body, parse
 from mcp_sessions.core.resume import is_sendable
 from mcp_sessions.errors import INTERNAL_ERROR, OUTCOME_UNKNOWN, OutcomeUnknown
+from mcp_sessions.http_client.body import ACCEPTED, pieces
+from mcp_sessions.http_client.connect_errors import causes_of, reason_of
+from mcp_sessions.http_client.redirects import SESSION_HEADER, send_within_origin
+from mcp_sessions.http_client.sse_reader import ReadEvent, SseReader
 from mcp_sessions.server.upstream.external.beginning import NO_MEANS
 from mcp_sessions.server.upstream.external.child_requests import (
     NOT_STARTED,
     ChildRefused,
     Forgotten,
 )
+from mcp_sessions.server.upstream.external.url_credentials import Credentials, InUse
 from mcp_sessions.server.upstream.port import HEADER_MISMATCH, UpstreamError
-from mcp_sessions_transports.connect_errors import causes_of, reason_of
-from mcp_sessions_transports.http.client.bounded_body import ACCEPTED, pieces
-from mcp_sessions_transports.http.client.requester import SESSION_HEADER, send_within_origin
-from mcp_sessions_transports.http.client.sse_reader import ReadEvent, SseReader
-from mcp_sessions_transports.http.upstream.url_credentials import Credentials, InUse
 
 CONNECTING = 10.0
 """Seconds in which a connection is made, a message taken, and what a refusal says is read."""

@@ -3,7 +3,7 @@
 import httpx2
 import pytest
 
-from mcp_sessions_transports.http.client.cookies import BoundedJar
+from mcp_sessions.http_client.cookies import BoundedJar
 
 pytestmark = pytest.mark.anyio
 

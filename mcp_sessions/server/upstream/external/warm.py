@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.backoff import Backoff
-from mcp_sessions.server.upstream.stdio.process import ChildProcess, Label
+from mcp_sessions.server.upstream.external.process import ChildProcess, Label
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from mcp_sessions.background import Background
+from mcp_sessions.server.upstream.external.url_wire import CONNECTING, FAILURES, said
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions_transports.http.upstream.wire import CONNECTING, FAILURES, said
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ import httpx2
 import pytest
 
 from mcp_sessions.core.messages import Answer
+from mcp_sessions.http_client.sse_reader import ReadEvent
+from mcp_sessions.server.upstream.external import url_exchange
 from mcp_sessions.server.upstream.external.child_requests import Waiting
-from mcp_sessions_transports.http.client.sse_reader import ReadEvent
-from mcp_sessions_transports.http.upstream import url_exchange
-from mcp_sessions_transports.http.upstream.url_exchange import UrlExchange, UrlSession
+from mcp_sessions.server.upstream.external.url_exchange import UrlExchange, UrlSession
 
 pytestmark = pytest.mark.anyio
 

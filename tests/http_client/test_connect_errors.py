@@ -7,7 +7,7 @@ import ssl
 import httpx2
 import pytest
 
-from mcp_sessions_transports.connect_errors import reason_of, without_credentials
+from mcp_sessions.http_client.connect_errors import reason_of, without_credentials
 
 
 def refused_certificate(code: int) -> ssl.SSLCertVerificationError:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sessions import StdioServer
-from mcp_sessions.server.upstream.stdio.process import ChildProcess
+from mcp_sessions.server.upstream.external.process import ChildProcess
 from tests.support.children import CHILD, child_world, children_of, is_alive, until
 from tests.support.raw import Json, RawClient, initialize_params, keyed
 from tests.support.world import world

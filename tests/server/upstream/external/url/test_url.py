@@ -15,7 +15,7 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
 from mcp_sessions import ConfigurationError, HTTPServer, Principal
-from mcp_sessions_transports.http.upstream import messages, url_exchange, wire
+from mcp_sessions.server.upstream.external import url_exchange, url_messages, url_wire
 from tests.support.children import until
 from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import RawClient, Reply, initialize_params, keyed, text_of
@@ -214,8 +214,8 @@ async def test_a_server_that_takes_no_messages_is_asked_by_others_all_the_same(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However much one of those who share its session tells it, and cancels."""
-    monkeypatch.setattr(messages, "CONNECTING", 0.5)
-    monkeypatch.setattr(messages, "_WAITING", 4)
+    monkeypatch.setattr(url_messages, "CONNECTING", 0.5)
+    monkeypatch.setattr(url_messages, "_WAITING", 4)
     server = UrlServer()
     async with url_world(server, options={"per": "shared"}) as w:
         talker, other = await w.connected(), await w.connected()
@@ -234,7 +234,7 @@ async def test_a_server_that_takes_no_messages_is_asked_by_others_all_the_same(
 
 
 async def test_a_refusal_whose_text_does_not_end_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "CONNECTING", 0.5)
+    monkeypatch.setattr(url_wire, "CONNECTING", 0.5)
     async with reached() as (_, client):
         error = await client.call("dribbles").error()
         assert "HTTP status 400" in error["message"]

@@ -30,6 +30,9 @@ from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Forgotten, Waiting
 from mcp_sessions.server.upstream.external.child_wire import ChildConnection, Later, SendOnce
+from mcp_sessions.server.upstream.external.directories import Directories
+from mcp_sessions.server.upstream.external.output import Line, TooLong
+from mcp_sessions.server.upstream.external.process import ChildProcess, Label, Processes
 from mcp_sessions.server.upstream.external.receiver import Client
 from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
 from mcp_sessions.server.upstream.external.slot import Slot
@@ -40,11 +43,8 @@ from mcp_sessions.server.upstream.external.unreadable import (
     of_ends,
     outlined,
 )
+from mcp_sessions.server.upstream.external.warm import WarmProcesses
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions.server.upstream.stdio.directories import Directories
-from mcp_sessions.server.upstream.stdio.output import Line, TooLong
-from mcp_sessions.server.upstream.stdio.process import ChildProcess, Label, Processes
-from mcp_sessions.server.upstream.stdio.warm import WarmProcesses
 from mcp_sessions.stdio_server import StdioServer
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Processes that wait for somebody who needs one (`mcp_sessions/server/upstream/stdio/warm.py`)."""
+"""Processes that wait for somebody who needs one: `warm.py`."""
 
 import asyncio
 import os
@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from mcp_sessions import ConfigurationError, StdioServer
-from mcp_sessions.server.upstream.stdio import warm
-from mcp_sessions.server.upstream.stdio.process import ChildProcess
+from mcp_sessions.server.upstream.external import warm
+from mcp_sessions.server.upstream.external.process import ChildProcess
 from tests.support.children import CHILD, child, child_world, children_of, is_alive, until
 from tests.support.raw import in_session, initialize_params
 from tests.support.world import world

@@ -30,23 +30,22 @@ from mcp_sessions.core.messages import (
     notification_message,
 )
 from mcp_sessions.errors import LimitReached
+from mcp_sessions.http_client.body import ResponseTooLarge
+from mcp_sessions.http_client.connect_errors import reason_of
+from mcp_sessions.http_client.redirects import is_sse
+from mcp_sessions.http_client.sse_reader import EventTooLarge, ReadEvent, position
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.external.beginning import NoMeans
 from mcp_sessions.server.upstream.external.child_requests import ChildRefused, Forgotten, Waiting
 from mcp_sessions.server.upstream.external.child_wire import ChildConnection, SendOnce
 from mcp_sessions.server.upstream.external.modern_requests import VERSION
+from mcp_sessions.server.upstream.external.param_headers import ParamHeaders, headers_of
 from mcp_sessions.server.upstream.external.receiver import Client
 from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
 from mcp_sessions.server.upstream.external.unreadable import more_than, outlined
-from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions_transports.connect_errors import reason_of
-from mcp_sessions_transports.http.client.bounded_body import ResponseTooLarge
-from mcp_sessions_transports.http.client.failures import is_sse
-from mcp_sessions_transports.http.client.sse_reader import EventTooLarge, ReadEvent, position
-from mcp_sessions_transports.http.upstream.headers import ParamHeaders, headers_of
-from mcp_sessions_transports.http.upstream.messages import Messages
-from mcp_sessions_transports.http.upstream.url_exchange import UrlExchange, UrlSession
-from mcp_sessions_transports.http.upstream.wire import (
+from mcp_sessions.server.upstream.external.url_exchange import UrlExchange, UrlSession
+from mcp_sessions.server.upstream.external.url_messages import Messages
+from mcp_sessions.server.upstream.external.url_wire import (
     CONNECTING,
     FAILURES,
     UNSENT,
@@ -60,6 +59,7 @@ from mcp_sessions_transports.http.upstream.wire import (
     said,
     unknown,
 )
+from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
 

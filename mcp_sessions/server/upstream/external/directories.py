@@ -1,6 +1,6 @@
 """Make directories for sessions (``{session}`` in ``cwd``), and delete them.
 
-Rules, owned by ``tests/server/upstream/stdio/test_directories.py``:
+Rules, owned by ``tests/server/upstream/external/command/test_directories.py``:
 
 1. A directory belongs to its session, whichever process runs there. It is deleted with its content
    once the session has ended, and no process runs there.
