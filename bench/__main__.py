@@ -1,12 +1,13 @@
-"""All benches, one after the other, each in a process of its own; and the page of their figures.
+"""All benches, one after the other, each in a process of its own; and the pages of their figures.
 
     python -m bench [--quick] [--only NAME]… [--json FILE] [--page]
 
 Prints every row as it is measured, and writes all of them to a file. ``--page`` writes
-``docs/figures.json`` and, made from it, ``docs/figures.md``. ``--quick`` measures less, to see
-that everything runs; its figures are for no page. A bench that does not end in its time is ended,
-and one that fails is named with the last thing it said; both make this end with status 1. A
-figure that misses its aim does not: it is marked. On a busy machine read the ratios only.
+``docs/figures.json`` and, made from it, ``docs/figures.md`` and its parts. ``--quick`` measures
+less, to see that everything runs; its figures are for no page. A bench that does not end in its
+time is ended, and one that fails is named with the last thing it said; both make this end with
+status 1. A figure that misses its aim does not: it is marked. On a busy machine read the ratios
+only.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ def main() -> None:
     print(f"written: {asked.json}")
     if asked.page:
         figures.JSON.write_text(text)
-        figures.PAGE.write_text(figures.page(results))
-        print(f"written: {figures.JSON}, {figures.PAGE}")
+        figures.write(results)
+        print(f"written: {figures.JSON} and the pages of figures")
     sys.exit(1 if any(bench["failed"] for bench in found) else 0)
 
 

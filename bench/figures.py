@@ -1,4 +1,4 @@
-"""``docs/figures.md``, made from ``docs/figures.json``, which one run of all benches wrote.
+"""``docs/figures.md`` and its parts, made from ``docs/figures.json``, which one run wrote.
 
 python -m bench.figures
 """
@@ -15,7 +15,22 @@ from bench.rows import Row
 
 DOCS = Path(__file__).parents[1] / "docs"
 JSON = DOCS / "figures.json"
-PAGE = DOCS / "figures.md"
+PAGE = "figures.md"
+PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "calls": (
+        "Figures of calls",
+        ("calls", "duplex", "lone", "stores", "conversations", "children", "tokens"),
+    ),
+    "events": ("Figures of events", ("core", "fanout", "attached", "resume", "closing", "recover")),
+    "sessions": (
+        "Figures of many sessions",
+        ("finished", "collections", "expired", "idle", "many", "noisy", "acp"),
+    ),
+    "processes": ("Figures of several processes", ("workers", "replicas", "outage")),
+}
+"""Page of ``figures/`` → its title, and the benches on it."""
+RATIOS = "ratios"
+"""The page of all ratios."""
 
 TIMES = ("s", "ms")
 """Units of time on the clock, in which everything else is that a machine does."""
@@ -23,7 +38,7 @@ TIMES = ("s", "ms")
 OPENING = """# Figures
 
 After this page you know what the layer costs, and you can measure it on your own machine. One run
-of the benches made the page, `python -m bench --page`. It used Python {python} on {system}, with
+of the benches made these pages, `python -m bench --page`. It used Python {python} on {system}, with
 {cores} cores, on which other programs ran as well.
 """
 
@@ -49,6 +64,9 @@ compare only rows of one section.
 
 Each section names its command. Use `python -m bench --only NAME` to run one bench, and
 `python -m bench --quick` to run all of them in a few minutes.
+"""
+
+READ_FIRST = """Read first [how to read the tables](../figures.md#how-to-read-the-tables).
 """
 
 BRIEFLY = (
@@ -84,16 +102,31 @@ BRIEFLY = (
 """Bench, beginning of its rows, and the sentence for a reader who has ten seconds."""
 
 
-def page(results: dict[str, Any]) -> str:
-    parts = [
-        OPENING.format(**results),
-        *_briefly(results),
-        WORDS,
-        *_missed(results),
-        *_sections(results),
-        *_ratios(results),
-    ]
-    return "\n".join(parts).rstrip() + "\n"
+def pages(results: dict[str, Any]) -> dict[str, str]:
+    """Each file below ``docs/`` → its text."""
+    first = [OPENING.format(**results), *_briefly(results), *_contents(), WORDS, *_missed(results)]
+    made = {PAGE: first, f"figures/{RATIOS}.md": [*_ratios(results)]}
+    for name, (title, benches) in PARTS.items():
+        there = [bench for bench in results["benches"] if bench["name"] in benches]
+        made[f"figures/{name}.md"] = [f"# {title}\n", READ_FIRST, *_sections(there)]
+    return {name: "\n".join(parts).rstrip() + "\n" for name, parts in made.items()}
+
+
+def write(results: dict[str, Any]) -> None:
+    for name, text in pages(results).items():
+        (DOCS / name).write_text(text)
+
+
+def _contents() -> Iterator[str]:
+    titles = {**{name: title for name, (title, _) in PARTS.items()}, RATIOS: "All ratios"}
+    yield "## The tables\n"
+    yield from (f"* [{title}](figures/{name}.md)" for name, title in titles.items())
+    yield "\n```{toctree}\n:hidden:\n"
+    yield from (
+        f"{title.removeprefix('Figures of ').capitalize()} <figures/{name}>"
+        for name, title in titles.items()
+    )
+    yield "```\n"
 
 
 def _briefly(results: dict[str, Any]) -> Iterator[str]:
@@ -147,7 +180,8 @@ def _title(bench: Bench) -> str:
 
 
 def _ratios(results: dict[str, Any]) -> Iterator[str]:
-    yield "## All ratios\n"
+    yield "# All ratios\n"
+    yield READ_FIRST
     yield "| bench | row | ratio |"
     yield "|---|---|---|"
     for bench in results["benches"]:
@@ -157,9 +191,9 @@ def _ratios(results: dict[str, Any]) -> Iterator[str]:
     yield ""
 
 
-def _sections(results: dict[str, Any]) -> Iterator[str]:
+def _sections(benches: list[dict[str, Any]]) -> Iterator[str]:
     known = {bench.name: bench for bench in BENCHES}
-    for bench in results["benches"]:
+    for bench in benches:
         prose = known[bench["name"]].docstring()[1].replace("``", "`")
         yield f"## {_title(known[bench['name']])}\n"
         yield f"`{bench['command']}`, {bench['seconds']} s\n"
@@ -183,4 +217,4 @@ def _row(row: dict[str, Any]) -> Row:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(json.loads(JSON.read_text())))
+    write(json.loads(JSON.read_text()))

@@ -7,6 +7,7 @@ The source is the repository, so that a link to a file beside ``docs/`` holds he
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownVariableType=false
 
 from pygments.lexers.special import TextLexer
+from sphinx.ext.napoleon.docstring import GoogleDocstring
 from sphinx.highlighting import lexers
 
 from mcp_sessions import __version__
@@ -46,7 +47,19 @@ suppress_warnings = ["myst.header"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
+# The arguments of a class are those of its `__init__`. A long signature has a line for each.
+autoclass_content = "both"
+autodoc_type_aliases = {"ASGIApp": "ASGIApp"}
+maximum_signature_line_length = 80
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 # The types of signatures are of other packages, or documented where they are defined.
 nitpicky = False
+
+
+def _whole(docstring: GoogleDocstring) -> tuple[str, list[str]]:
+    """Napoleon takes the words before a colon for the type of an attribute. Ours are words."""
+    return "", docstring._dedent(docstring._consume_to_end())
+
+
+GoogleDocstring._consume_inline_attribute = _whole

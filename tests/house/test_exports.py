@@ -38,6 +38,14 @@ def test_a_public_name_is_what_its_module_defines(name: str) -> None:
     assert value.__module__ == module.__name__, "exported from where it is defined"
 
 
+def test_the_reference_has_every_public_name_as_it_is_imported() -> None:
+    """And with it, its arguments, types and defaults: autodoc reads them."""
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    named = re.findall(r"^\.\. auto\w+:: mcp_sessions\.(\w+)(?:\(\))?$", pages, re.M)
+
+    assert sorted({*named} - {"errors"}) == mcp_sessions.__all__
+
+
 def test_public_names_can_be_completed_in_a_shell() -> None:
     assert set(mcp_sessions.__all__) <= set(dir(mcp_sessions))
 

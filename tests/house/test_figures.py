@@ -1,4 +1,4 @@
-"""The page of figures is what one run of all benches wrote, and no bench is left out of it."""
+"""The pages of figures are what one run of all benches wrote, and no bench is left out of them."""
 
 import json
 from dataclasses import asdict
@@ -27,11 +27,20 @@ def test_every_bench_says_what_it_measures() -> None:
         assert prose, bench.name
 
 
-def test_the_page_is_made_from_the_figures() -> None:
-    """Nothing in it was written by hand."""
+def test_the_pages_are_made_from_the_figures() -> None:
+    """Nothing in them was written by hand."""
     results = json.loads(figures.JSON.read_text())
+    there = [figures.DOCS / figures.PAGE, *(figures.DOCS / "figures").iterdir()]
+
     assert not results["quick"]
-    assert figures.PAGE.read_text() == figures.page(results)
+    assert {
+        str(file.relative_to(figures.DOCS)): file.read_text() for file in there
+    } == figures.pages(results)
+
+
+def test_every_bench_is_on_one_page() -> None:
+    named = [name for _, benches in figures.PARTS.values() for name in benches]
+    assert sorted(named) == sorted(bench.name for bench in BENCHES)
 
 
 def test_a_row_says_how_its_figure_stands_to_its_aim() -> None:
@@ -63,7 +72,8 @@ def test_the_missed_aims_are_counted_on_the_page() -> None:
     rows = [asdict(Row(name=name, measured=2.0, most=most)) for name, most in (("a", 1), ("b", 3))]
     bench = {"name": "idle", "command": "c", "seconds": 1, "failed": "", "rows": rows}
     results = {"python": "3", "system": "s", "cores": 1, "quick": False, "benches": [bench]}
-    page = figures.page(results)
+    made = figures.pages(results)
+    page = made["figures.md"] + made["figures/sessions.md"]
     assert "missed 1 of 2 aims" in page
     assert "| CPU of open streams while nothing happens | a | 2 | ≤ 1 |" in page
     assert "not in the run: `calls`" in page
@@ -74,7 +84,7 @@ def test_what_is_absent_is_on_the_page() -> None:
     rows = [asdict(Row(name="redis", absent="no redis-server"))]
     bench = {"name": "idle", "command": "c", "seconds": 1, "failed": "it broke", "rows": rows}
     results = {"python": "3", "system": "s", "cores": 1, "quick": False, "benches": [bench]}
-    page = figures.page(results)
+    page = figures.pages(results)["figures/sessions.md"]
     assert "| redis |  | absent: no redis-server |" in page
     assert "**Failed**: it broke" in page
 

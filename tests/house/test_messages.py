@@ -1,6 +1,6 @@
 """Each log message and each error has an entry on its page, and each entry is still of one.
 
-``docs/log-messages.md`` has the messages, ``docs/setting-errors.md`` the texts of wrong settings,
+``docs/log-messages/`` has the messages, ``docs/setting-errors.md`` the texts of wrong settings,
 and ``docs/limits.md`` the errors. They say what to do. The collector is in ``logged.py``.
 """
 
@@ -20,7 +20,7 @@ from tests.house.logged import (
 )
 from tests.house.source import ROOT, modules
 
-MESSAGES = "docs/log-messages.md"
+MESSAGES = "docs/log-messages"
 SETTINGS = "docs/setting-errors.md"
 ERRORS = "docs/limits.md"
 
@@ -113,6 +113,13 @@ def page_of(kind: str) -> str:
     return SETTINGS if kind == Kind.SETTING.value else MESSAGES
 
 
+def text_of(page: str) -> str:
+    """A page, or the pages of a folder."""
+    path = ROOT / page
+    files = sorted(path.glob("*.md")) if path.is_dir() else [path]
+    return "\n".join(file.read_text("utf-8") for file in files)
+
+
 def statuses(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
@@ -148,7 +155,7 @@ def codes(tree: ast.Module) -> Iterator[str]:
 
 def test_each_message_has_an_entry_and_each_entry_a_message() -> None:
     found = list(logged(trees()))
-    pages = {kind: (ROOT / page_of(kind.value)).read_text("utf-8") for kind in Kind}
+    pages = {kind: text_of(page_of(kind.value)) for kind in Kind}
 
     assert len(found) > 500
     assert missing(found, pages) == []
@@ -159,7 +166,7 @@ def test_each_entry_says_what_to_do(page: str, cells: tuple[int, ...]) -> None:
     """A log message also says why it happens."""
     rows = [
         [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        for line in (ROOT / page).read_text("utf-8").splitlines()
+        for line in text_of(page).splitlines()
         if line.startswith("| `")
     ]
 
