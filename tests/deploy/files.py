@@ -1,6 +1,5 @@
 """The commands in the files of ``deploy/``: the arguments of ``serve``, and its environment."""
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -32,8 +31,15 @@ def image_environment() -> dict[str, str]:
     return dict(each.split("=", 1) for each in shlex.split(text))
 
 
+MANIFESTS = DEPLOY / "kubernetes" / "mcp-sessions.yaml"
+
+
 def manifests() -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+    return list(yaml.safe_load_all(MANIFESTS.read_text()))
+
+
+def kustomization() -> dict[str, Any]:
+    return yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
 
 
 def unit() -> str:
@@ -48,7 +54,7 @@ def starts() -> Iterator[tuple[str, Start]]:
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     # As Kubernetes puts variables in.
     arguments = [each.replace("$(STORE)", "redis://redis:6379") for each in container["args"]]
-    yield "kubernetes.yaml", Start(arguments, image)
+    yield "kubernetes", Start(arguments, image)
     found = re.search(r"^ExecStart=((?:.*\\\n)*.*)", unit(), re.M)
     assert found is not None
     program, command, *arguments = shlex.split(found[1].replace("\\\n", " "))
@@ -58,8 +64,9 @@ def starts() -> Iterator[tuple[str, Start]]:
 
 def served_servers() -> Iterator[tuple[str, str]]:
     yield "servers.json", (DEPLOY / "servers.json").read_text()
-    [config] = [each for each in manifests() if each["kind"] == "ConfigMap"]
-    yield "kubernetes.yaml", json.dumps(json.loads(config["data"]["servers.json"]))
+    [generated] = kustomization()["configMapGenerator"]
+    [name] = generated["files"]
+    yield "kubernetes", (DEPLOY / "kubernetes" / name).read_text()
 
 
 def page_commands(page: str) -> list[list[str]]:

@@ -9,14 +9,17 @@ from typing import Any
 
 import compose_spec
 import pytest
+import yaml
 
 from mcp_sessions.cli.config_file import servers_of
 from mcp_sessions.cli.serve_options import parsed
 from tests.deploy.files import (
     DEPLOY,
+    MANIFESTS,
     Start,
     image_environment,
     instructions,
+    kustomization,
     manifests,
     page_commands,
     served_servers,
@@ -50,7 +53,7 @@ def test_the_manifests_follow_the_published_schemas(version: str) -> None:
     """Of the oldest release that they are for, and of a new one; an unknown member is wrong."""
     command = [sys.executable, "-m", "kubernetes_validate", "--strict", "-k", version]
     done = subprocess.run(
-        [*command, str(DEPLOY / "kubernetes.yaml")],
+        [*command, str(MANIFESTS)],
         capture_output=True,
         text=True,
         timeout=50,
@@ -58,6 +61,83 @@ def test_the_manifests_follow_the_published_schemas(version: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).count(" passed ") == len(manifests()) == 4
+
+
+def test_the_base_of_kustomize_has_what_the_manifests_need() -> None:
+    base = kustomization()
+    assert base["resources"] == [MANIFESTS.name]
+    [deployment] = [each for each in manifests() if each["kind"] == "Deployment"]
+    spec = deployment["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    assert [each["name"] for each in base["images"]] == [container["image"]]
+    [generated] = base["configMapGenerator"]
+    assert {"name": generated["name"]} in [each.get("configMap") for each in spec["volumes"]]
+    assert generated["options"]["disableNameSuffixHash"], "a change is read again in the same pods"
+
+
+def test_each_client_needs_a_key_and_only_the_ingress_controller_reaches_a_pod() -> None:
+    found = {each["kind"]: each for each in manifests()}
+    spec = found["Deployment"]["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    options = parsed(container["args"], {})
+    assert options.api_keys and not options.no_auth
+    [mounted] = [
+        each["name"]
+        for each in container["volumeMounts"]
+        if options.api_keys.startswith(each["mountPath"] + "/")
+    ]
+    [secret] = [each["secret"] for each in spec["volumes"] if each["name"] == mounted]
+    # `serve` refuses a file that others can read, and a group reads it only with `fsGroup`.
+    assert secret["defaultMode"] == 0o440
+    assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]
+    policy = found["NetworkPolicy"]["spec"]
+    labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"] == labels and policy["policyTypes"] == ["Ingress"]
+    [rule] = policy["ingress"]
+    assert rule["from"] and all(any(each.values()) for each in rule["from"]), "not everybody"
+    assert rule["ports"] == [{"port": container["ports"][0]["name"]}]
+
+
+MIB = 1024**2
+OF_ONE = 200 * MIB
+"""A server of Node.js or Python. `npx` with npm's own process takes 163 MiB."""
+
+OF_THE_LAYER = 512 * MIB
+
+
+def limits_of_memory() -> dict[str, int]:
+    """The memory that each file allows, in bytes."""
+    found = {each["kind"]: each for each in manifests()}
+    [container] = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    texts = {
+        "kubernetes": container["resources"]["limits"]["memory"],
+        "compose.yaml": compose["services"]["mcp"]["deploy"]["resources"]["limits"]["memory"],
+        "mcp-sessions.service": setting("MemoryMax"),
+    }
+    return {file: int(re.sub(r"Gi?$", "", text)) * 1024 * MIB for file, text in texts.items()}
+
+
+def setting(name: str) -> str:
+    [value] = re.findall(rf"^{name}=(.+)$", unit(), re.M)
+    return value
+
+
+@pytest.mark.parametrize(("file", "start"), list(starts()), ids=[each for each, _ in starts()])
+def test_the_limit_of_memory_is_enough_for_the_processes_that_may_run(
+    file: str, start: Start
+) -> None:
+    options = parsed(start.arguments, {})
+    assert options.max_children, "else 64 of each server"
+    assert limits_of_memory()[file] >= options.max_children * OF_ONE + OF_THE_LAYER
+
+
+def test_so_are_the_other_limits_of_the_unit() -> None:
+    [arguments] = [start.arguments for file, start in starts() if file == "mcp-sessions.service"]
+    processes = parsed(arguments, {}).max_children
+    assert int(setting("LimitNOFILE")) >= 8 * processes + 2 * 8_000
+    # npm and a server of Node.js have some 11 threads each.
+    assert int(setting("TasksMax")) >= 24 * processes + 64
 
 
 def test_the_manifests_agree_with_each_other() -> None:
@@ -99,6 +179,21 @@ def test_the_compose_file_follows_the_compose_specification() -> None:
             compose_spec.PyCompose.from_yaml(wrong).validate()
     for mounted in re.findall(r"- \./([^:]+):", text):
         assert (DEPLOY / mounted).is_file(), mounted
+
+
+def connections(file: str) -> tuple[int, int]:
+    """Files and connections of a worker of nginx."""
+    text = (DEPLOY / file).read_text()
+    names = ("worker_rlimit_nofile", "worker_connections")
+    files, most = (int(re.findall(rf"\b{name} (\d+);", text)[0]) for name in names)
+    return files, most
+
+
+def test_nginx_has_connections_for_thousands_of_streams_and_files_for_them() -> None:
+    files, most = connections("nginx.conf")
+    assert connections("compose-nginx.conf") == (files, most)
+    assert most >= 2 * 8_000, "each stream takes two"
+    assert files > most
 
 
 def directives(file: str) -> list[str]:
