@@ -18,7 +18,8 @@
     │   │   └── InvalidState -32602 a ``state`` that is not one of ours; one text for each cause
     │   └── InvalidRequest      -32600  mode_conflict, key_reused, duplicate_id
     └── StoreUnavailable        the store: unknown whether the last write happened
-        └── StoreRefused        it is there and refuses: full, read-only, a wrong password
+        ├── StoreRefused        it is there and refuses: full, read-only, a wrong password
+        └── NotBegun            it failed before a request began
 
 Sentences hold nothing secret: no session id, no token, no key.
 """
@@ -37,6 +38,9 @@ OUTCOME_UNKNOWN = -31012
 
 KEY_BYTES = "request_key_bytes"
 """The limit of a session's request keys, in ``data.limit`` of -31011."""
+
+STORE_UNAVAILABLE = "store_unavailable"
+"""``data.reason`` of a request that the store failed (ERR17)."""
 
 HEADER_MISMATCH = -32020
 MISSING_CAPABILITY = -32021
@@ -166,6 +170,22 @@ class StoreRefused(StoreUnavailable):
     def client_text(self) -> str:
         because = f" ({self.why})" if self.why is not None else ""
         return f"the session store refuses requests{because}"
+
+
+class NotBegun(StoreUnavailable):
+    """The store failed before a request began. The request may be sent again.
+
+    Args:
+        failed: The store's failure.
+    """
+
+    def __init__(self, failed: StoreUnavailable) -> None:
+        super().__init__(str(failed))
+        self._client_text = failed.client_text
+
+    @property
+    def client_text(self) -> str:
+        return self._client_text
 
 
 class WireError(SessionsError):

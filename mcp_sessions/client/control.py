@@ -489,9 +489,6 @@ class SessionControl:
         try:
             return await self._ask(link, method, params)
         except RequestRefused as refused:
-            if messages.says_not_begun(refused.error):
-                failure = Failure(FailureCause.STATUS, str(refused), error=refused.error)
-                raise Failed(failure) from None
             logger.debug("%s: %s", method, refused)
             return None
         except Failed as failed:

@@ -45,10 +45,6 @@ class Failure:
     """False: the server said that coming back is of no use."""
 
 
-SHUTTING_DOWN = Failure(FailureCause.STATUS, "the server is shutting down", status=503)
-"""The failure if a server that shuts down refuses a request on an open connection."""
-
-
 class Failed(Exception):
     """The message was not sent, or the link was not opened."""
 

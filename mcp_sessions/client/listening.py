@@ -16,7 +16,7 @@ from mcp_sessions import method_names
 from mcp_sessions.client import messages
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.control import Hopeless, SessionControl
-from mcp_sessions.client.dialer import SHUTTING_DOWN, Failed, Failure, Link
+from mcp_sessions.client.dialer import Failed, Failure, Link
 from mcp_sessions.client.requests import PendingRequest, RequestRefused
 from mcp_sessions.client.sessions import KnownServer
 from mcp_sessions.client.state import ClientState, Phase, Runtime
@@ -28,16 +28,6 @@ logger = logging.getLogger(__name__)
 
 _TOO_LARGE = 413
 """The status of a request that is more than the server takes."""
-
-
-def _is_unreachable(error: Failed | RequestRefused) -> bool:
-    if isinstance(error, RequestRefused):
-        return messages.says_not_begun(error.error)
-    return is_away(error.failure.cause, error.failure.status)
-
-
-def _failure_of(error: Failed | RequestRefused) -> Failure:
-    return SHUTTING_DOWN if isinstance(error, RequestRefused) else error.failure
 
 
 @dataclass(slots=True, eq=False)
@@ -88,8 +78,9 @@ class Listener:
                     listens.cut()
                     if self._peer.session is None:
                         return
-                    if _is_unreachable(error):
-                        self._lose(link, _failure_of(error))
+                    failure = error.failure if isinstance(error, Failed) else None
+                    if failure is not None and is_away(failure.cause, failure.status):
+                        self._lose(link, failure)
                         return
                     await runtime.back_off()
         finally:

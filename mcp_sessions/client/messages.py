@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from mcp_sessions import method_names
+from mcp_sessions.client.dialer import Failure
 from mcp_sessions.core.messages import (
     EXTENSION,
     INSTANCE_META,
@@ -33,8 +34,14 @@ from mcp_sessions.core.messages import (
 from mcp_sessions.core.messages import without_session as without_session_members
 from mcp_sessions.core.named import header_value, repeated_name
 from mcp_sessions.core.outline import Outline
-from mcp_sessions.core.resume import SessionView, is_sendable, is_session_id
-from mcp_sessions.errors import INVALID_PARAMS, INVALID_REQUEST, OUTCOME_UNKNOWN, InvalidReason
+from mcp_sessions.core.resume import FailureCause, SessionView, is_sendable, is_session_id
+from mcp_sessions.errors import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    OUTCOME_UNKNOWN,
+    STORE_UNAVAILABLE,
+    InvalidReason,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -264,9 +271,23 @@ def duplicate_id(request_id: RequestId) -> Json:
 
 
 def says_not_begun(error: Mapping[str, Any]) -> bool:
-    """Whether a server that shuts down refused a request before it began (ERR15)."""
+    """Whether a server refused a request before it began (ERR15, ERR17)."""
     members = members_of(error.get("data"))
-    return members.get("reason") == "draining" and members.get("started") is False
+    is_away = members.get("reason") in ("draining", STORE_UNAVAILABLE)
+    return is_away and members.get("started") is False
+
+
+def away(error: Mapping[str, Any]) -> Failure | None:
+    """Return what an error says that has the status 503 over HTTP (ERR15, ERR17). None: it is an
+    answer.
+    """
+    never_ran, reason = says_not_begun(error), members_of(error.get("data")).get("reason")
+    if not never_ran and not (says_unknown(error) and reason == STORE_UNAVAILABLE):
+        return None
+    text = "the server is shutting down"
+    if reason == STORE_UNAVAILABLE:
+        text = "the session store of the server is away"
+    return Failure(FailureCause.STATUS, text, status=503, error=dict(error), never_ran=never_ran)
 
 
 def says_unknown(error: Mapping[str, Any]) -> bool:

@@ -22,7 +22,6 @@ from mcp_sessions.client.application import Application, Callbacks, everything
 from mcp_sessions.client.connection_loss import Recovery, Way
 from mcp_sessions.client.control import Connector, SessionControl
 from mcp_sessions.client.dialer import (
-    SHUTTING_DOWN,
     Accepted,
     AnswerTooLarge,
     Dialer,
@@ -295,7 +294,11 @@ class ResumingClient:
 
     async def _received(self, link: Link, message: Json) -> None:
         if "method" not in message:
-            await self._answer(link, message)
+            failure = messages.away(members_of(message.get("error")))
+            if failure is not None:
+                await self._unanswered(link, message["id"], failure)
+            else:
+                await self._answer(link, message)
         elif "id" in message:
             is_new, answer = self._app.questions.asked(message["id"])
             if is_new:
@@ -449,14 +452,6 @@ class ResumingClient:
             return
         result = cast("Json | None", message.get("result"))
         error = cast("Json", message.get("error") or {})
-        if messages.says_not_begun(error):
-            if self._recovery.first_failed(link, pending, SHUTTING_DOWN):
-                return
-            if await self._sender.not_begun(link, pending):
-                return
-            if pending.may_have_run_before:
-                await app.give_up_on(pending, reports.cause_of(SHUTTING_DOWN, link.name))
-                return
         if await self._sender.without_room(pending, error):
             return
         if pending.is_hosts:

@@ -11,7 +11,8 @@ Rules that must hold, and that ``tests/client/`` owns over real sockets:
 1. Nothing runs twice: what may be sent again is decided by `core.resume` alone, and what
    cannot be known is ``-31012`` (KEY3, CLI6). These prove that a request did not run: a connection
    that never opened, a 404 for the ``Mcp-Session-Id`` that the server gave, and ``data.started``
-   ``false`` of a server that stops. Any other status, and every text, proves nothing.
+   ``false`` of a server that stops or whose store is away. Any other status, and every text, proves
+   nothing.
 2. Each request is answered, by the server or from here.
 """
 
@@ -27,7 +28,7 @@ from mcp_sessions.client import messages, reports
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.connection_loss import Recovery, Way
 from mcp_sessions.client.control import SessionControl
-from mcp_sessions.client.dialer import SHUTTING_DOWN, Failed, Failure, Link
+from mcp_sessions.client.dialer import Failed, Failure, Link
 from mcp_sessions.client.listening import Listener
 from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.sessions import REFUSALS, TAKING, UNNAMED, KnownServer, Standing
@@ -272,24 +273,6 @@ class Sender:
     async def _send_if_ready(self, pending: PendingRequest) -> None:
         if self._state.phase is Phase.READY and self._app.requests.is_open(pending):
             await self.request(pending)
-
-    async def not_begun(self, link: Link, pending: PendingRequest) -> bool:
-        """Handle a request that a stopping server refused before it began (ERR15). False: the
-        refusal is the answer.
-        """
-        state = self._state
-        if state.phase in (Phase.OPEN, Phase.ENDED, Phase.CUT_OFF):
-            return False
-        if not self._peer.holds_sessions:
-            return False
-        if state.is_too_long_in_trouble():
-            return False
-        pending.did_not_begin()
-        if not state.uses(link):
-            await self.orphaned(pending)
-        elif state.phase is Phase.READY:
-            self._recovery.lose(link, SHUTTING_DOWN)
-        return True
 
     async def state_refused(self, pending: PendingRequest) -> bool:
         """Handle a refused ``state``. False: the refusal is the answer."""

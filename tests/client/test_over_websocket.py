@@ -258,6 +258,7 @@ async def test_a_takeover_that_is_reported_right_after_the_resume_is_received() 
 
 
 DRAINING: Json = {"reason": "draining", "started": False}
+AWAY: Json = {"reason": "store_unavailable", "started": False}
 
 
 async def refuses(socket: ServerConnection, message: Json, data: Json = DRAINING) -> Json:
@@ -268,15 +269,16 @@ async def refuses(socket: ServerConnection, message: Json, data: Json = DRAINING
 
 
 @pytest.mark.parametrize("extensions", [OURS, {}], ids=["keys", "no-keys"])
-async def test_a_call_that_a_draining_server_refuses_is_served_at_another_replica(
-    extensions: Json,
+@pytest.mark.parametrize("data", [DRAINING, AWAY], ids=["draining", "store away"])
+async def test_a_call_that_did_not_begin_is_served_at_another_replica(
+    extensions: Json, data: Json
 ) -> None:
-    """ERR15: it did not begin, so that it may be sent without a key as well."""
+    """ERR15, ERR17: it did not begin, so that it may be sent without a key as well."""
     ran: list[str] = []
 
     async def drains(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
         if scripted.connections == 1:
-            return await refuses(socket, message)
+            return await refuses(socket, message, data)
         ran.append(message["params"]["_meta"]["io.modelcontextprotocol/session"]["sessionId"])
         return None
 
@@ -411,12 +413,27 @@ async def test_an_event_before_the_answer_to_the_resume_does_not_keep_that_answe
             tasks.cancel_scope.cancel()
 
 
+UNKNOWN: Json = {
+    "code": -31012,
+    "message": "Outcome unknown",
+    "data": {"reason": "store_unavailable"},
+}
+
+
 @pytest.mark.parametrize("method", ["session/start", "session/resume"])
-async def test_a_session_is_not_given_up_since_a_server_drains(method: str) -> None:
-    """ERR15: it may be started, or is still there, at the next connection."""
+@pytest.mark.parametrize("error", [None, UNKNOWN], ids=["draining", "store away"])
+async def test_a_session_is_not_given_up_since_a_server_is_away(
+    method: str, error: Json | None
+) -> None:
+    """ERR15, ERR17: it may be started, or is still there, at the next connection."""
 
     async def drains(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
-        return await refuses(socket, message) if scripted.asked.count(method) == 1 else None
+        if scripted.asked.count(method) > 1:
+            return None
+        if error is None:
+            return await refuses(socket, message)
+        await socket.send(json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error}))
+        return SAID
 
     async def restarts(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
         if "session/resume" not in scripted.asked:
@@ -435,7 +452,7 @@ async def test_a_server_that_never_stops_draining_is_not_asked_for_ever() -> Non
 
     policy = ReconnectPolicy(backoff_base=0.02, backoff_cap=0.1, give_up_after=1)
     async with client_of({"tools/call": drains}, policy=policy) as (client, _, _):
-        assert (await failure_of(client.call_tool("echo", {}))).code == -32603
+        assert "safe to send it again" in (await failure_of(client.call_tool("echo", {}))).message
 
 
 async def test_an_error_of_that_code_that_says_nothing_of_it_is_the_answer() -> None:

@@ -86,7 +86,7 @@ async def test_a_resume_that_failed_holds_no_events_back(kind: str) -> None:
         peer = await world.connected(kind)
         session_id = (await peer.start())["sessionId"]
         steps.fails("attach", "before")
-        assert (await peer.error("session/resume", {"sessionId": session_id}))["code"] == -32603
+        assert (await peer.error("session/resume", {"sessionId": session_id}))["code"] == -31012
         steps.mend()
         await world.publish(session_id, "note://a")
         assert uris(await peer.has_events(1)) == ["note://a"]

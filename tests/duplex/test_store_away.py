@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.duplex import DuplexPeer, DuplexWorld, duplex_world
 from tests.support.failing_calls import fails
-from tests.support.raw import at_most, text_of
+from tests.support.raw import at_most, call_params, in_session, keyed, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -111,6 +111,51 @@ async def test_a_session_whose_resume_was_cut_off_is_not_left_attached(after: bo
 
         await until(detached)
         assert w.inside.connections.all() == []
+
+
+@KINDS
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after its effect"])
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_what_the_store_refused_before_it_began_says_so(
+    kind: str, after: bool, key: str | None
+) -> None:
+    """ERR17: it may be sent again, also under its key, and runs once."""
+    async with duplex_world() as w:
+        peer = await w.connected(kind)
+        session = (await peer.start())["sessionId"]
+        fails(w.layer.store, "admit", after=after)
+        meta = keyed(key, session) if key is not None else in_session(session)
+        params = call_params("echo", {"text": "x"}, meta)
+        error = await peer.error("tools/call", params)
+        assert error["code"] == -32603
+        assert error["data"] == {"reason": "store_unavailable", "started": False}
+        assert w.inner.box.calls == []
+        assert text_of(await peer.result("tools/call", params)) == "x"
+        assert w.inner.box.calls == ["echo"]
+
+
+@KINDS
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after its effect"])
+@pytest.mark.parametrize(
+    ("method", "step"),
+    [
+        ("session/start", "create"),
+        ("session/resume", "attach"),
+        ("session/end", "end"),
+        ("resources/subscribe", "subscribe"),
+    ],
+)
+async def test_of_what_may_have_begun_the_outcome_is_unknown(
+    kind: str, after: bool, method: str, step: str
+) -> None:
+    """ERR17: the layer serves it itself, and the store failed before its effect or after it."""
+    async with duplex_world() as w:
+        peer = await w.connected(kind)
+        session = (await peer.start())["sessionId"]
+        assert fails(w.layer.store, step, after=after) == []
+        params: dict[str, Any] = {"sessionId": session} if "/start" not in method else {}
+        error = await peer.error(method, {"uri": "note:1"} if "/sub" in method else params)
+        assert (error["code"], error["data"]) == (-31012, {"reason": "store_unavailable"})
 
 
 class FailsToClose:

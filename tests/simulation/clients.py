@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from starlette.types import ASGIApp
 
+from mcp_sessions.core.messages import members_of
 from tests.simulation.history import History
 from tests.simulation.network import HttpLink, Link, SocketLink
 from tests.simulation.scheduler import Host
@@ -40,7 +41,6 @@ AGAIN: Final = 0.5
 
 AWAY: Final = 503
 _UNKNOWN: Final = -31012
-_INTERNAL: Final = -32603
 _DETACHED: Final = -31010
 _NOT_FOUND: Final = -32043
 
@@ -706,7 +706,7 @@ class Socket(Client):
         if self.position is not None:
             members["lastSessionEventId"] = self.position
         answer = await self._sent(peer, "session/resume", members)
-        if answer is None or answer.get("error", {}).get("code") == _INTERNAL:
+        if answer is None or _says_away(answer):
             return None
         self._has = (peer, session)
         return self.was_resumed(session, answer)
@@ -747,8 +747,7 @@ class Socket(Client):
         assert self._peer is not None
         answer = await self._sent(self._peer, method, params)
         # HTP5: over such a connection a store that is away is this error.
-        is_away = answer is not None and answer.get("error", {}).get("code") == _INTERNAL
-        return None if is_away else answer
+        return None if answer is not None and _says_away(answer) else answer
 
     async def post_reply(self, message: Json) -> bool | None:
         if self._peer is not None and not self._peer.ended:
@@ -769,9 +768,7 @@ class Socket(Client):
             )  # fmt: skip
             cut_at = None
             # HTP5: what a store that is away is answered with. This call may be, by its script.
-            is_refused = answer is not None and answer.get("error", {}).get("code") == _INTERNAL
-            is_refused = is_refused and "invalid" not in step["script"]
-            is_refused = is_refused and "data" not in (answer or {}).get("error", {})
+            is_refused = answer is not None and _says_away(answer)
             if answer is not None and not (is_refused and keyed):
                 self.answered(mark, answer, whole=whole)
                 return
@@ -780,6 +777,12 @@ class Socket(Client):
                 return
             whole = False
             await asyncio.sleep(AGAIN)
+
+
+def _says_away(answer: Json) -> bool:
+    """ERR17: the store failed the request. It did not begin, or may be asked again."""
+    data: Json = members_of(members_of(answer.get("error")).get("data"))
+    return data.get("reason") == "store_unavailable"
 
 
 KINDS: Final[dict[str, type[Client]]] = {

@@ -40,6 +40,8 @@ OUTCOME_UNKNOWN = -31012
 SESSION_DETACHED = -31010
 NOT_FOUND = -32043
 INTERNAL = -32603
+UNSURE = {"reason": "store_unavailable"}
+"""Data of -31012: the layer serves the request itself, which may be asked again (ERR17)."""
 
 CAPABILITIES: Json = {"extensions": {EXTENSION: {}}, "elicitation": {}}
 
@@ -555,7 +557,8 @@ class Duplex(PersistentClient):
         answer = cast("Json", found)
         # HTP5: over such a connection a store that is away is an error, and the client tries
         # again.
-        return None if answer.get("error", {}).get("code") == INTERNAL else answer
+        error = answer.get("error", {})
+        return None if error.get("code") == INTERNAL or error.get("data") == UNSURE else answer
 
     async def once(self, method: str, params: Json) -> Answer | None:
         if self.peer.ended:

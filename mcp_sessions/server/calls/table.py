@@ -81,6 +81,12 @@ class Stage:
         """
         return None
 
+    def may_have_begun(self, call: Call) -> bool:
+        """Whether the call may have had an effect, if the store failed :meth:`before`: the stage
+        serves it itself.
+        """
+        return False
+
     def after(self, call: Call, outcome: Outcome) -> Outcome:
         """Change the outcome, before the client gets it and before it is kept for a request key.
 

@@ -20,7 +20,9 @@ from mcp_sessions.errors import (
     REQUEST_CANCELLED,
     InvalidParams,
     LimitReached,
+    NotBegun,
     OutcomeUnknown,
+    StoreUnavailable,
     WireError,
 )
 from mcp_sessions.ids import RequestKey, SessionId
@@ -166,7 +168,12 @@ class Router:
         try:
             try:
                 for stage in stages:
-                    outcome = await stage.before(call)
+                    try:
+                        outcome = await stage.before(call)
+                    except StoreUnavailable as failed:
+                        if stage.may_have_begun(call):
+                            raise
+                        raise NotBegun(failed) from failed
                     if outcome is not None:
                         if outcome is not ANSWERED:
                             await _answer(call, outcome)

@@ -57,6 +57,9 @@ class SessionMethods(Stage):
         self._attachments, self._lifecycle = attachments, lifecycle
         self._held, self._sealed = held, sealed
 
+    def may_have_begun(self, call: Call) -> bool:
+        return True
+
     async def before(self, call: Call) -> Outcome | None:
         request, inbound = call.request, call.inbound
         if not self._store.remembers and request.method in method_names.OF_A_STORE:

@@ -6,7 +6,14 @@ from functools import partial
 from typing import Any
 
 from mcp_sessions.core.messages import error_body, error_outcome, result_outcome, wire_error
-from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionsError, StoreUnavailable
+from mcp_sessions.errors import (
+    INTERNAL_ERROR,
+    STORE_UNAVAILABLE,
+    NotBegun,
+    OutcomeUnknown,
+    SessionsError,
+    StoreUnavailable,
+)
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.server.calls.table import Call, Outcome
 from mcp_sessions.server.cluster.replica import Replica
@@ -137,5 +144,8 @@ def _encoded(outcome: Outcome, method: str) -> bytes | None:
 
 
 def store_error(failed: StoreUnavailable) -> dict[str, Any]:
-    """The error of an answer where a store that fails has no status of its own (HTP5)."""
-    return error_body(INTERNAL_ERROR, f"{failed.client_text}: ask again later")
+    """Return the error of a request that the store failed: whether it began (ERR17)."""
+    if not isinstance(failed, NotBegun):
+        return {**wire_error(OutcomeUnknown()), "data": {"reason": STORE_UNAVAILABLE}}
+    data = {"reason": STORE_UNAVAILABLE, "started": False}
+    return error_body(INTERNAL_ERROR, failed.client_text, data)

@@ -21,6 +21,7 @@ from mcp_sessions.errors import (
     KEY_BYTES,
     SESSION_DETACHED,
     SESSION_NOT_FOUND,
+    STORE_UNAVAILABLE,
     StoreUnavailable,
 )
 from mcp_sessions.ids import SessionId
@@ -46,7 +47,7 @@ HEADER_MISMATCH = -32020
 tools, and call again.
 """
 
-_NOT_BEGUN = frozenset({"draining", "invalid_state", "not_started"})
+_NOT_BEGUN = frozenset({"draining", "invalid_state", "not_started", STORE_UNAVAILABLE})
 """Values of ``data.reason`` by which the layer says that a request did not run."""
 
 

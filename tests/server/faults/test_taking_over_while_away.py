@@ -45,7 +45,7 @@ async def test_the_old_owner_is_notified_when_the_reply_to_the_attach_is_lost(
         old, new = await connected(w), await connected(w)
         session = (await old.start())["sessionId"]
         assert fails(store, "attach", after=True) == []
-        assert (await new.error("session/resume", {"sessionId": session}))["code"] == -32603
+        assert (await new.error("session/resume", {"sessionId": session}))["code"] == -31012
         if retries:
             await new.resume(session)
         await later()

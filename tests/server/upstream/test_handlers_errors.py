@@ -35,6 +35,12 @@ ERRORS: list[tuple[int, Any, int, Any]] = [
         -32603,
         {"reason": "draining", "started": True},
     ),
+    (
+        -31012,
+        {"reason": "store_unavailable"},
+        -31012,
+        {"reason": "store_unavailable", "started": True},
+    ),
     (-32000, {"reason": "not_started"}, -32000, {"reason": "not_started", "started": True}),
     (-32602, {"reason": "invalid_state"}, -32602, {"reason": "invalid_state", "started": True}),
     (

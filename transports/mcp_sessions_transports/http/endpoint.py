@@ -21,9 +21,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mcp_sessions.core.availability import Availability, not_running
 from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.core.nearness import BY_NAME
-from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
+from mcp_sessions.errors import INTERNAL_ERROR, NotBegun, StoreUnavailable
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.calls.table import stopping
+from mcp_sessions.server.requests.outcome import store_error
 from mcp_sessions_transports.credentials import (
     FRESH,
     CredentialEnded,
@@ -276,8 +277,9 @@ class StreamableHttp:
         except StoreUnavailable as failed:
             # A line for each request, not a traceback: what is wrong is not in this program.
             logger.error("the session store failed: %s", failed)
-            # Whether it began is unknown: the layer may have served a part of it.
             error = error_body(INTERNAL_ERROR, failed.client_text)
+            if isinstance(failed, NotBegun):
+                error = store_error(failed)
             await _unavailable(send, error, RETRY_AFTER_STORE)
 
     async def _refuse(self, send: Send) -> None:

@@ -29,8 +29,10 @@ from mcp_sessions.core.messages import (
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import (
     InvalidRequest,
+    NotBegun,
     SessionNotFound,
     Status,
+    StoreUnavailable,
 )
 from mcp_sessions.ids import ConnectionId
 from mcp_sessions.principal import Principal
@@ -168,6 +170,8 @@ class HandshakeHttp:
                 if not is_platforms:
                     await _send_refused(send, message, refused)
                     return None
+            except StoreUnavailable as failed:
+                raise NotBegun(failed) from failed
         version = call.headers.get(b"mcp-protocol-version", _DEFAULT_VERSION)
         peer = connection.peer if connection is not None else Peer(version.decode("latin-1"))
         # SEC11. As this very message was admitted: by whom its connection was made.

@@ -71,6 +71,9 @@ class TaskTools(Stage):
         except InvalidParams:
             return text("There is no such task.", is_error=True)
 
+    def may_have_begun(self, call: Call) -> bool:
+        return name_in(call.request.method, call.request.params) == CANCEL
+
     def after(self, call: Call, outcome: Outcome) -> Outcome:
         listed = with_task_tools(outcome.result or {})
         return outcome if listed is None else outcome._replace(result=listed)

@@ -82,6 +82,9 @@ class TaskMethods(Stage):
                 result = await self._tasks.cancel(task_id, inbound.principal)
         return Outcome(result, None)
 
+    def may_have_begun(self, call: Call) -> bool:
+        return call.request.method != method_names.GET_TASK
+
     def _check_header(self, call: Call, task_id: object) -> None:
         request = call.inbound.http.request
         if request is None or not isinstance(task_id, str):

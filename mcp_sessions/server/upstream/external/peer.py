@@ -13,7 +13,7 @@ from typing import Any, Final
 from mcp_sessions import method_names
 from mcp_sessions.core.listen_messages import LEVELS, Filter
 from mcp_sessions.core.named import NAMING
-from mcp_sessions.errors import LimitReached
+from mcp_sessions.errors import LimitReached, NotBegun, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.accepted_questions import NOTHING_ASKED, Asks
@@ -168,7 +168,10 @@ class ExternalPeer:
             return await self.here(call, asked, None)
         session_id = SessionId(key)
         while True:
-            lease = await other_replicas.lease(session_id)
+            try:
+                lease = await other_replicas.lease(session_id)
+            except StoreUnavailable as failed:
+                raise NotBegun(failed) from failed
             try:
                 if lease.is_here:
                     return await self.here(call, asked, lease)

@@ -1,0 +1,75 @@
+"""The store of a server goes away under a client: a real Redis that stands still, and goes on.
+
+The server refuses what it has not begun, and says so (ERR17). Over HTTP it answers 503 (HTP5). The
+application does not notice either.
+"""
+
+import anyio
+import mcp_types as types
+import pytest
+from mcp import Client
+from mcp.client import ClientRequestContext
+
+from mcp_sessions import SessionLayer
+from mcp_sessions.client_transport import resumable
+from tests.support.apps import make_app
+from tests.support.redis_server import RedisServer, redis_server
+from tests.support.resuming import MODES, QUICK, serving, text_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+
+SCHEMES = ("ws", "http")
+
+
+async def go_on_after_a_refusal(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """The store is back once the server has refused something for it."""
+    with anyio.fail_after(20):
+        while "the session store failed" not in caplog.text:  # noqa: ASYNC110  (another thread)
+            await anyio.sleep(0.02)
+    server.resume()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_call_that_the_store_refuses_is_sent_again(
+    mode: str, scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app("mcpserver")
+    with redis_server() as redis:
+        layer = SessionLayer(app.server, store=f"{redis.url}?timeout=1")
+        with serving((app, layer)) as (_, _, server), anyio.fail_after(60):
+            transport = resumable(server.url(scheme=scheme), policy=QUICK)
+            async with Client(transport, mode=mode) as client:
+                assert text_of(await client.call_tool("remember", {"text": "a"})) == "1 notes: a"
+                redis.suspend()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(go_on_after_a_refusal, redis, caplog)
+                    assert (
+                        text_of(await client.call_tool("remember", {"text": "b"}))
+                        == "2 notes: a, b"
+                    )
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_an_answer_to_a_question_that_the_store_refuses_is_sent_again(
+    scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the 2026 era the answer is another sending of the call."""
+    app, questions, said = make_app("mcpserver"), list[str](), ""
+    with redis_server() as redis:
+        layer = SessionLayer(app.server, store=f"{redis.url}?timeout=1")
+        with serving((app, layer)) as (_, _, server), anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+
+                async def answer(
+                    context: ClientRequestContext, params: types.ElicitRequestParams
+                ) -> types.ElicitResult:
+                    questions.append(params.message)
+                    redis.suspend()
+                    tasks.start_soon(go_on_after_a_refusal, redis, caplog)
+                    return types.ElicitResult(action="accept", content={"answer": "yes"})
+
+                transport = resumable(server.url(scheme=scheme), policy=QUICK)
+                async with Client(transport, mode="auto", elicitation_callback=answer) as client:
+                    said = text_of(await client.call_tool("ask", {"question": "?"}))
+            assert (said, questions) == ("accept: yes", ["?"])
