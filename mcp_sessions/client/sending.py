@@ -10,9 +10,9 @@ Rules that must hold, and that ``tests/client/`` owns over real sockets:
 
 1. Nothing runs twice: what may be sent again is decided by `core.resume` alone, and what
    cannot be known is ``-31012`` (KEY3, CLI6). These prove that a request did not run: a connection
-   that never opened, a 404 for the ``Mcp-Session-Id`` that the server gave, and ``data.started``
-   ``false`` of a server that stops or whose store is away. Any other status, and every text, proves
-   nothing.
+   that never opened, a 404 for the ``Mcp-Session-Id`` if ``ping`` is answered 404, too, and
+   ``data.started`` ``false`` of a server that stops or whose store is away. Any other status, and
+   every text, proves nothing.
 2. Each request is answered, by the server or from here.
 """
 

@@ -194,7 +194,7 @@ async def test_a_late_word_of_the_old_session_does_not_end_the_new_one() -> None
 @pytest.mark.parametrize("code", [404, 410])
 async def test_404_on_post_while_the_get_stream_lives(code: int) -> None:
     """The connection is made anew; the session is resumed, and if it is there, kept."""
-    script = {"tools/call": on_the_first_connection(status(code))}
+    script = dict.fromkeys(("tools/call", "ping"), on_the_first_connection(status(code)))
     async with facing(script) as (server, client, received):
         await server.has(lambda: server.asked("GET"), "the notification stream")
 
@@ -239,7 +239,11 @@ async def test_a_400_about_one_call_costs_that_call_alone() -> None:
 
 @pytest.mark.parametrize("code", [400, 404, 410])
 async def test_a_resume_that_is_refused_by_status_starts_over(code: int) -> None:
-    script = {"tools/call": on_the_first_connection(status(404)), "session/resume": status(code)}
+    script = {
+        "tools/call": on_the_first_connection(status(404)),
+        "ping": on_the_first_connection(status(404)),
+        "session/resume": status(code),
+    }
     async with facing(script) as (server, client, received):
         assert await call(client) == "s-2"
 
@@ -256,6 +260,7 @@ async def test_a_resume_that_is_refused_with_503_starts_over_at_a_foreign_server
     """HTP5: one of this project keeps its sessions while its store is away, or it drains."""
     script = {
         "tools/call": on_the_first_connection(status(404)),
+        "ping": on_the_first_connection(status(404)),
         "session/resume": first(4, status(503)),
     }
     async with facing(script, capabilities) as (_, client, received):
@@ -875,7 +880,7 @@ async def test_whatever_a_server_says_to_session_methods_the_application_gets_on
 
 async def test_a_transport_session_that_is_gone_is_opened_anew() -> None:
     """2025-11-25: on 404 a client starts a new session with a new initialize."""
-    script = {"tools/call": first(1, status(404))}
+    script = dict.fromkeys(("tools/call", "ping"), on_the_first_connection(status(404)))
     async with facing(script, {"tools": {}}) as (server, client, received):
         assert await call(client) == "none"
         assert server.transports == 2

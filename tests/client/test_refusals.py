@@ -97,10 +97,22 @@ async def test_404_of_a_server_that_issued_no_session_is_no_proof() -> None:
 
 async def test_404_for_the_session_that_the_server_issued_is_one() -> None:
     """CLI10: also where there is nothing but that session, and no key."""
-    script = {"tools/call": on_the_first_connection(status(404))}
+    script = dict.fromkeys(("tools/call", "ping"), on_the_first_connection(status(404)))
     async with facing(script, WITHOUT_SESSIONS, policy=QUICK) as (server, client, _):
         assert await call(client) == "none"
         assert (server.transports, len(server.asked("tools/call"))) == (2, 2)
+
+
+@pytest.mark.parametrize("capabilities", [FOREIGN, WITHOUT_SESSIONS], ids=["sessions", "none"])
+async def test_404_of_a_handler_in_a_session_that_the_server_knows_is_no_proof(
+    capabilities: Json,
+) -> None:
+    """KEY17: a ``ping`` in the same session is answered. The call ran, and runs once."""
+    script = {"tools/call": first(1, status(404))}
+    async with facing(script, capabilities, policy=QUICK) as (server, client, _):
+        assert "safe to send" not in await failed_call(client)
+        assert len(server.asked("tools/call")) == 1
+        await call(client)
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -26,7 +26,6 @@ from mcp_sessions.core.resume import FailureCause
 from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions.http_client.body import pieces
 from mcp_sessions.http_client.connect_errors import reason_of, retry_after
-from mcp_sessions.http_client.redirects import SESSION_HEADER
 
 logger = logging.getLogger(__name__)
 
@@ -38,21 +37,20 @@ _BODY_LOOKED_AT = 65_536
 
 
 async def failure_of(
-    response: httpx2.Response, request_id: RequestId | None, *, name: str
+    response: httpx2.Response, request_id: RequestId | None, *, name: str, is_gone: bool
 ) -> Failure:
     """Return the failure that a response without success means.
 
-    Two statuses prove that the request did not run: 404 for the transport session that it named,
-    and 503 with an error whose ``data.started`` is false (HTP6). No other status does, and no text:
+    Two statuses prove that the request did not run: 404 if the transport session is gone, and 503
+    with an error whose ``data.started`` is false (HTP6). No other status does, and no text:
     a handler, or what stands before the server, may answer with any.
 
     Args:
         request_id: The request it responds to; None: it was no request.
         name: Its server's address, without credentials.
+        is_gone: The server does not know the transport session that the request named.
     """
-    status, sent = response.status_code, response.request.headers
-    # In the modern era the header repeats what the message says, and names no transport session.
-    is_gone = status == 404 and SESSION_HEADER in sent and METHOD_HEADER not in sent
+    status = response.status_code
     body = b""
     async with aclosing(pieces(response)) as found:
         async for piece in found:

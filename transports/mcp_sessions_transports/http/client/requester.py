@@ -22,11 +22,13 @@ from mcp_sessions.http_client.connect_errors import without_credentials
 from mcp_sessions.http_client.cookies import BoundedJar
 from mcp_sessions.http_client.redirects import SESSION_HEADER, send_within_origin
 from mcp_sessions_transports.http.client.failures import (
+    METHOD_HEADER,
     describe,
     failure_of,
 )
 
 _VERSION_HEADER = "mcp-protocol-version"
+_PING: Json = {"jsonrpc": "2.0", "id": "mcp-sessions-ping", "method": method_names.PING}
 _TIMEOUT = 30.0
 
 
@@ -108,7 +110,22 @@ class Requester:
         return None
 
     async def refused(self, response: httpx2.Response, request_id: RequestId | None) -> Failure:
-        return await failure_of(response, request_id, name=self.name)
+        """Return the failure that a response without success means.
+
+        Args:
+            request_id: The request it responds to; None: it was no request of a handler.
+        """
+        sent = response.request.headers
+        # In the modern era the header repeats what the message says, and names no transport
+        # session.
+        is_gone = (
+            response.status_code == 404 and SESSION_HEADER in sent and METHOD_HEADER not in sent
+        )
+        if is_gone and request_id is not None:
+            # A handler, or what it asked, may have answered so.
+            again = await self.post(_PING, {SESSION_HEADER: sent[SESSION_HEADER]})
+            is_gone = again is not None and again.status == 404
+        return await failure_of(response, request_id, name=self.name, is_gone=is_gone)
 
     @asynccontextmanager
     async def stream(
