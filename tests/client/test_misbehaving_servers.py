@@ -194,7 +194,9 @@ async def test_a_late_word_of_the_old_session_does_not_end_the_new_one() -> None
 @pytest.mark.parametrize("code", [404, 410])
 async def test_404_on_post_while_the_get_stream_lives(code: int) -> None:
     """The connection is made anew; the session is resumed, and if it is there, kept."""
-    script = dict.fromkeys(("tools/call", "ping"), on_the_first_connection(status(code)))
+    script: dict[str, Entry] = dict.fromkeys(
+        ("tools/call", "ping"), on_the_first_connection(status(code))
+    )
     async with facing(script) as (server, client, received):
         await server.has(lambda: server.asked("GET"), "the notification stream")
 
@@ -880,7 +882,9 @@ async def test_whatever_a_server_says_to_session_methods_the_application_gets_on
 
 async def test_a_transport_session_that_is_gone_is_opened_anew() -> None:
     """2025-11-25: on 404 a client starts a new session with a new initialize."""
-    script = dict.fromkeys(("tools/call", "ping"), on_the_first_connection(status(404)))
+    script: dict[str, Entry] = dict.fromkeys(
+        ("tools/call", "ping"), on_the_first_connection(status(404))
+    )
     async with facing(script, {"tools": {}}) as (server, client, received):
         assert await call(client) == "none"
         assert server.transports == 2

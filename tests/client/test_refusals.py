@@ -97,7 +97,9 @@ async def test_404_of_a_server_that_issued_no_session_is_no_proof() -> None:
 
 async def test_404_for_the_session_that_the_server_issued_is_one() -> None:
     """CLI10: also where there is nothing but that session, and no key."""
-    script = dict.fromkeys(("tools/call", "ping"), on_the_first_connection(status(404)))
+    script: dict[str, Entry] = dict.fromkeys(
+        ("tools/call", "ping"), on_the_first_connection(status(404))
+    )
     async with facing(script, WITHOUT_SESSIONS, policy=QUICK) as (server, client, _):
         assert await call(client) == "none"
         assert (server.transports, len(server.asked("tools/call"))) == (2, 2)
