@@ -42,8 +42,8 @@ OVERHEAD: Final = 1_024
 
 _NAME = "writes that wait for the store"
 
-_BASE, _CAP = 0.2, 5.0
-"""Seconds between two tries: at the most at first, and at the most ever."""
+_BASE, _CAP = 0.2, 1.0
+"""Seconds between two tries: at the most at first, and at the most ever. Readers wait for it."""
 
 _LAST_WORDS = 5.0
 """Seconds that the writes have when the server stops."""

@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 
 from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.server.delivery import pending_writes
 from mcp_sessions.server.delivery.pending_writes import PendingWrites, nothing
 
 pytestmark = pytest.mark.anyio
@@ -37,6 +38,27 @@ async def test_a_write_that_the_store_refuses_delays_no_other_when_the_server_st
     await pending.close()
     assert written == [0, 1, 2]
     assert "1 writes were lost" in caplog.text
+
+
+async def test_what_waits_is_tried_again_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the store was away: clients wait for what is written then."""
+    pending, delays, written = PendingWrites(), list[float](), asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        delays.append(seconds)
+
+    async def write() -> None:
+        if len(delays) < 20:
+            raise StoreUnavailable("away")
+        written.set()
+
+    monkeypatch.setattr(pending_writes.asyncio, "sleep", sleep)
+    monkeypatch.setattr(pending_writes.random, "random", lambda: 1.0)
+    await pending.settle({"late": write})
+    async with asyncio.timeout(30):
+        await written.wait()
+    await pending.close()
+    assert len(delays) == 20 and max(delays) <= 1
 
 
 def _keep(pending: PendingWrites, log: object) -> None:
