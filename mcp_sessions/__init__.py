@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from mcp_sessions.http_server import HTTPServer
     from mcp_sessions.layer import SessionLayer
-    from mcp_sessions.policy import SessionPolicy
+    from mcp_sessions.policy import SessionPolicy, TaskPolicy
     from mcp_sessions.principal import Principal
     from mcp_sessions.security import SessionSecurity
     from mcp_sessions.server.dispatch.admin import SessionInfo
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from mcp_sessions.stdio_server import StdioServer
     from mcp_sessions.stores.redis.redis_store import RedisStore
     from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
-    from mcp_sessions.task_policy import TaskPolicy
 
 __version__ = "0.1.0"
 
@@ -112,7 +111,7 @@ _DEFINED_IN = {
     "SessionLayer": "mcp_sessions.layer",
     "SessionNotFound": "mcp_sessions.errors",
     "SessionPolicy": "mcp_sessions.policy",
-    "TaskPolicy": "mcp_sessions.task_policy",
+    "TaskPolicy": "mcp_sessions.policy",
     "SessionRequired": "mcp_sessions.errors",
     "SessionSecurity": "mcp_sessions.security",
     "SessionsError": "mcp_sessions.errors",

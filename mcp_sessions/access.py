@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mcp_sessions.authentication.allowing import Allowed
     from mcp_sessions.authentication.api_keys import ApiKeys
     from mcp_sessions.authentication.credential import Verifier
-    from mcp_sessions.authentication.introspection import IntrospectionEndpoint
     from mcp_sessions.authentication.issuer import Issuer
+    from mcp_sessions.authentication.tokens import IntrospectionEndpoint
     from mcp_sessions.server.upstream.sdk.authentication import Authentication
 
 SERVER = "{server}"
@@ -152,7 +152,7 @@ class Access:
         """
         endpoint = self.introspection()
         if endpoint is not None:
-            from mcp_sessions.authentication.introspection import Introspection
+            from mcp_sessions.authentication.tokens import Introspection
 
             issued_by = str(self.auth_issuer)
             return lambda audience: Introspection(endpoint, issued_by, audience, clock=time.time)
@@ -166,7 +166,7 @@ class Access:
     def introspection(self) -> IntrospectionEndpoint | None:
         if not self.auth_introspect:
             return None
-        from mcp_sessions.authentication.introspection import IntrospectionEndpoint
+        from mcp_sessions.authentication.tokens import IntrospectionEndpoint
 
         missing = [name for name in INTROSPECTION_VARIABLES if not os.environ.get(name)]
         if missing:

@@ -7,9 +7,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal
 
-from mcp_sessions.eras import Eras
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.task_policy import TaskPolicy
+from mcp_sessions.policy import Eras, TaskPolicy
 
 THE_SERVER = "the server"
 

@@ -8,18 +8,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mcp_sessions.core.visibility import Visibility
-from mcp_sessions.eras import Eras
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.ids import GET_STREAM
-from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
+from mcp_sessions.policy import FORGET_AFTER, Eras, SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.codec import VERSION
 from mcp_sessions.server.cluster.relay import RequestRelay
 from mcp_sessions.server.cluster.remote_children import RemoteChildren
-from mcp_sessions.server.cluster.replica import Replica
+from mcp_sessions.server.cluster.replica import ClusterBus, Replica
 from mcp_sessions.server.cluster.shared_bus import SharedBus
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
@@ -28,8 +26,7 @@ from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.hidden_updates import HiddenUpdates
 from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.server.delivery.publisher import Publisher
-from mcp_sessions.server.delivery.questions import PendingQuestions
-from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
+from mcp_sessions.server.delivery.questions import PendingQuestions, RemoteQuestions
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.server.requests.session_visibility import check_patterns

@@ -24,11 +24,10 @@ from mcp_sessions.argument_types import checked
 from mcp_sessions.assembly import DRAIN_DELAY, Assembly
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import not_running
-from mcp_sessions.eras import Eras
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.layer_settings import REPLACED, LayerSettings
-from mcp_sessions.policy import DEFAULT_GRACE, SessionPolicy
+from mcp_sessions.policy import DEFAULT_GRACE, Eras, SessionPolicy, TaskPolicy
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.endpoint import EndpointSettings
 from mcp_sessions.serve.open_connections import connection_limits
@@ -52,7 +51,6 @@ from mcp_sessions.server.upstream.sdk.authentication import (
 )
 from mcp_sessions.server.upstream.sdk.kernel import SdkServer
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.task_policy import TaskPolicy
 from mcp_sessions_transports.http.endpoint import MountedApp
 from mcp_sessions_transports.origin import SecuritySettings
 

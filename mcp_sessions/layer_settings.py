@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mcp_sessions.conversations import Conversations
-from mcp_sessions.eras import Eras
-from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.policy import Eras, SessionPolicy, TaskPolicy
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.task_policy import TaskPolicy
 
 if TYPE_CHECKING:
     from mcp_sessions.server.upstream.sdk.authentication import Authentication

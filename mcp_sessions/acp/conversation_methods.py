@@ -26,9 +26,8 @@ from mcp_sessions.acp import acp_errors, catalogue
 from mcp_sessions.acp.agent import AgentSide
 from mcp_sessions.acp.agent_questions import Json
 from mcp_sessions.acp.conversation_jar import StoreJar
-from mcp_sessions.acp.current import Call, Opening
 from mcp_sessions.acp.link import Incoming, Link
-from mcp_sessions.acp.open_conversation import OpenConversation
+from mcp_sessions.acp.open_conversation import Call, OpenConversation, Opening
 from mcp_sessions.acp.params import (
     ServerSpec,
     absolute,

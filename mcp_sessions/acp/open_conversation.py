@@ -16,8 +16,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from mcp_sessions.acp.acp_errors import internal_error, session_not_found
 from mcp_sessions.acp.agent_questions import Json
@@ -27,6 +28,7 @@ from mcp_sessions.acp.record import Record
 from mcp_sessions.acp.servers import Servers
 from mcp_sessions.acp.tasks import to_the_end
 from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.errors import SessionRequired
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId, parse_position
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attachment
@@ -249,3 +251,55 @@ class OpenConversation:
         await self.servers.close()
         if self.fencing_epoch is not None:
             await self._store.detach(self.session_id, self.fencing_epoch)
+
+
+Default = TypeVar("Default")
+
+
+@dataclass(slots=True, eq=False)
+class Opening:
+    """A ``session/new``, ``session/load`` or ``session/resume`` that is being answered."""
+
+    is_new: bool
+    held: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Messages that the agent sends meanwhile. They are sent after the answer."""
+
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    link: Link
+    conversation: OpenConversation | None = None
+    turn: Turn | None = None
+    opening: Opening | None = None
+
+
+CALL: ContextVar[Call | None] = ContextVar("mcp_sessions_acp_call", default=None)
+
+
+class _Required:
+    """Stands for "no default was given"."""
+
+
+@overload
+def current_conversation() -> Conversation: ...
+@overload
+def current_conversation(*, default: Default) -> Conversation | Default: ...
+def current_conversation(*, default: object = _Required) -> object:
+    """The conversation that the agent's method was called for.
+
+    In ``new_session`` and ``load_session`` it is the one that is being opened.
+
+    Args:
+        default: The value outside of a conversation.
+
+    Raises:
+        SessionRequired: There is none, and no default was given.
+    """
+    call = CALL.get()
+    if call is not None and call.conversation is not None:
+        return call.conversation.handle
+    if default is _Required:
+        raise SessionRequired
+    return default

@@ -24,9 +24,8 @@ from pydantic import ValidationError
 from mcp_sessions.acp import acp_errors, catalogue
 from mcp_sessions.acp.agent import AgentSide, explained
 from mcp_sessions.acp.agent_questions import Json
-from mcp_sessions.acp.current import Call
 from mcp_sessions.acp.link import Incoming, Link
-from mcp_sessions.acp.open_conversation import OpenConversation, Turn
+from mcp_sessions.acp.open_conversation import Call, OpenConversation, Turn
 from mcp_sessions.acp.params import session_id_of
 from mcp_sessions.acp.registry import Registry, for_agent
 from mcp_sessions.background import stopped

@@ -14,9 +14,8 @@ from typing import Any
 
 from mcp_sessions.acp import acp_errors
 from mcp_sessions.acp.agent_questions import Json
-from mcp_sessions.acp.current import Call
 from mcp_sessions.acp.link import Link
-from mcp_sessions.acp.open_conversation import OpenConversation
+from mcp_sessions.acp.open_conversation import Call, OpenConversation
 from mcp_sessions.acp.params import session_id_of
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch, SessionId

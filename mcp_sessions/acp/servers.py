@@ -28,7 +28,7 @@ from mcp_sessions.core.addresses import HTTP, wrong_address
 from mcp_sessions.core.headers import sendable_headers
 from mcp_sessions.core.nearness import past_proxies
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.inherited import inherited
+from mcp_sessions.stdio_server import inherited
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
-"""Verify access tokens that are JWTs of one issuer, for one audience.
+"""Verify access tokens: those that are JWTs of one issuer, for one audience, and others by asking
+the authorization server.
 
-Rules, owned by ``tests/authentication/test_tokens.py``:
+Rules for JWTs, owned by ``tests/authentication/test_tokens.py``:
 
 1. The algorithm is one of a list of asymmetric ones, and fits the key. PyJWT verifies it.
 2. Its claims are checked by :mod:`mcp_sessions.authentication.claims`. It must have an end.
@@ -8,18 +9,39 @@ Rules, owned by ``tests/authentication/test_tokens.py``:
    keys of the issuer change.
 4. A token of an unknown key is refused again for a few seconds without asking the issuer.
 5. The log has no token. It says at most once a minute why tokens were refused.
+
+Rules for the question to the authorization server about each token (RFC 7662), owned by
+``tests/authentication/test_introspection.py``:
+
+1. An answer counts for :data:`FRESH` seconds. Questions have the bounds of
+   :mod:`mcp_sessions.authentication.verdicts`.
+2. The answer must name this server as audience, and no other issuer. Its claims are checked by
+   :mod:`mcp_sessions.authentication.claims`.
+3. The log has no token.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import hashlib
-from collections.abc import Callable
-from typing import Final
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+from urllib.parse import quote_plus
 
 from mcp_sessions.authentication.claims import RefusalLog, TokenRefused, audiences_of, credential_of
-from mcp_sessions.authentication.credential import Credential
+from mcp_sessions.authentication.credential import CannotVerify, Credential
+from mcp_sessions.authentication.fetching import FetchFailed, post_form
 from mcp_sessions.authentication.issuer import AGAIN, ALGORITHMS, Issuer
+from mcp_sessions.authentication.key_file import id_of
+from mcp_sessions.authentication.verdicts import RETRY, WITHIN, Verdicts
 from mcp_sessions.core.recent import Recent
+
+logger = logging.getLogger(__name__)
+
 
 REMEMBERED: Final = 10_000
 """Verified tokens that are kept, at most."""
@@ -125,3 +147,127 @@ class Tokens:
             raise TokenRefused(f"it cannot be read ({type(wrong).__name__})") from None
         # It may have waited for the issuer.
         return credential_of(claims, self._issuer.url, self._clock())
+
+
+FRESH: Final = 30.0
+"""Seconds for which an answer counts."""
+
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+
+PostForm = Callable[[str, Mapping[str, str], str], Awaitable[dict[str, Any]]]
+"""Takes the URL, the form and the ``Authorization``."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntrospectionEndpoint:
+    url: str
+    client_id: str
+    client_secret: str = field(repr=False)
+
+    async def ask(self, token: str, post: PostForm) -> Mapping[str, Any]:
+        # RFC 6749, 2.3.1: both are encoded as in a form, before they are joined.
+        pair = f"{quote_plus(self.client_id)}:{quote_plus(self.client_secret)}"
+        basic = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        form = {"token": token, "token_type_hint": "access_token"}
+        answer = await post(self.url, form, basic)
+        if not isinstance(answer.get("active"), bool):
+            raise FetchFailed(f"{self.url} does not say whether a token is active")
+        return answer
+
+    async def try_once(self) -> None:
+        try:
+            async with asyncio.timeout(WITHIN):
+                answer = await self.ask("mcp-sessions-check", post_form)
+        except TimeoutError:
+            raise FetchFailed(f"{self.url} did not answer within {WITHIN:g} s") from None
+        if answer["active"]:
+            raise FetchFailed(
+                f"{self.url} says that an invented token is active, so it checks nothing"
+            )
+
+
+class Introspection:
+    """A verifier of the tokens of one authorization server.
+
+    Args:
+        issuer: The authorization server, as metadata names it.
+        audience: The URL of this server, as tokens for it have it.
+        clock: Seconds since 1970.
+        post: Sends a form.
+    """
+
+    def __init__(
+        self,
+        endpoint: IntrospectionEndpoint,
+        issuer: str,
+        audience: str,
+        *,
+        clock: Callable[[], float],
+        post: PostForm = post_form,
+    ) -> None:
+        self._endpoint = endpoint
+        self._issuer = issuer
+        self._audiences = audiences_of(audience)
+        self._clock = clock
+        self._post = post
+        self._verdicts = Verdicts[Credential](
+            self._ask,
+            lambda: self._note_away(f"{endpoint.url} did not answer within {WITHIN:g} s"),
+            lambda found: found.expires_at,
+            clock=clock,
+            fresh=FRESH,
+            refused=FRESH,
+        )
+        self._log = RefusalLog()
+        self._is_away = False
+
+    async def verify(self, token: str) -> Credential | None:
+        """Return what the token stands for. None: it is not good.
+
+        Raises:
+            CannotVerify: The authorization server did not answer.
+        """
+        if not _TOKEN.fullmatch(token) or id_of(token) is not None:
+            # A revoked key is nothing to show to others.
+            return None
+        return await self._verdicts.verdict_on(token)
+
+    async def _ask(self, token: str) -> Credential | None:
+        try:
+            answer = await self._endpoint.ask(token, self._post)
+        except Exception as failed:
+            # The boundary to the network. For any cause: no token can be verified now.
+            self._note_away(str(failed) or type(failed).__name__)
+            raise CannotVerify(RETRY) from failed
+        return self._learned(answer)
+
+    def _note_away(self, why: str) -> None:
+        if not self._is_away:
+            logger.error("the introspection endpoint does not answer: %s", why)
+        self._is_away = True
+
+    def _learned(self, answer: Mapping[str, Any]) -> Credential | None:
+        if self._is_away:
+            logger.info("the introspection endpoint answers again: %s", self._endpoint.url)
+        self._is_away = False
+        try:
+            return self._credential(answer)
+        except TokenRefused as refused:
+            self._log.say(str(refused), self._clock())
+            return None
+
+    def _credential(self, answer: Mapping[str, Any]) -> Credential:
+        if not answer["active"]:
+            raise TokenRefused("the authorization server says that it is not active")
+        if answer.get("iss", self._issuer) != self._issuer:
+            raise TokenRefused("its issuer (iss) is not the one that this server accepts")
+        given: Any = answer.get("aud")
+        named = cast("list[Any]", given) if isinstance(given, list) else [given]
+        if not any(each in self._audiences for each in named):
+            raise TokenRefused("its audience (aud) is not the one of this server")
+        kind, use = answer.get("token_type"), answer.get("token_use")
+        if isinstance(kind, str) and kind.lower() not in ("bearer", "access_token"):
+            raise TokenRefused("its token_type is not Bearer")
+        if use not in (None, "access_token"):
+            raise TokenRefused("its token_use is not access_token")
+        return credential_of(answer, self._issuer, self._clock())

@@ -17,12 +17,11 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 from mcp_sessions.cli.arguments import did_you_mean, duration, expanded
-from mcp_sessions.eras import ERAS, Eras
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.policy import ERAS, Eras, TaskPolicy
 from mcp_sessions.stdio_server import StdioServer
-from mcp_sessions.task_policy import TaskPolicy
 from mcp_sessions.unopened import reason_of
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from mcp_sessions.cli.arguments import once
 from mcp_sessions.cli.serve_options import EXTERNAL_OPTIONS
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.stdio_server import StdioServer
-from mcp_sessions.task_policy import TaskPolicy
 
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:

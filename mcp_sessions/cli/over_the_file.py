@@ -18,9 +18,8 @@ from mcp_sessions.access import Access
 from mcp_sessions.cli.access import access_given
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.layer_settings import LayerSettings
-from mcp_sessions.policy import LIMIT_OPTIONS
+from mcp_sessions.policy import LIMIT_OPTIONS, TaskPolicy
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.task_policy import TaskPolicy
 
 logger = logging.getLogger(__name__)
 

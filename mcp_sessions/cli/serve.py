@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, cast
 from mcp_sessions.access import SERVER
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.access import access_of
-from mcp_sessions.cli.arguments import INTERRUPTED
-from mcp_sessions.cli.audit_file import AuditFile
+from mcp_sessions.cli.arguments import INTERRUPTED, redacted
 from mcp_sessions.cli.external import external_server
+from mcp_sessions.cli.logs import AuditFile
 from mcp_sessions.cli.option_variables import variables_named, warn_of
 from mcp_sessions.cli.over_the_file import options_over, say_options_over
-from mcp_sessions.cli.safe_addresses import redacted
 from mcp_sessions.cli.serve_options import (
     DEFAULT_PORT,
     DEFAULT_STORE,

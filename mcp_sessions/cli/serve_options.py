@@ -12,10 +12,15 @@ from mcp_sessions.cli.option_variables import NOTES, parse, unknown, variable_of
 from mcp_sessions.cli.targets import SHAPE, program_of
 from mcp_sessions.core.addresses import HTTP, has_scheme, wrong_address
 from mcp_sessions.core.nearness import is_loopback
-from mcp_sessions.eras import ERAS
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.policy import DEFAULT_GRACE, FORGET_AFTER, LIMIT_OPTIONS, SessionPolicy
-from mcp_sessions.task_policy import TaskPolicy
+from mcp_sessions.policy import (
+    DEFAULT_GRACE,
+    ERAS,
+    FORGET_AFTER,
+    LIMIT_OPTIONS,
+    SessionPolicy,
+    TaskPolicy,
+)
 
 DEFAULT_STORE = "memory://"
 DEFAULT_PORT = 8000

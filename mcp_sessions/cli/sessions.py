@@ -32,7 +32,7 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.dispatch.ending import ended_outside
+from mcp_sessions.server.dispatch.admin import ended_outside
 from mcp_sessions.stores.operator import OperatorStore, open_for_operator
 from mcp_sessions.stores.records import SessionRecord
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcp_sessions.core.client_address import text_of_address
+from mcp_sessions.core.addresses import text_of_address
 from mcp_sessions.core.message import read
 from mcp_sessions.core.messages import Notification, decode, members_of
 from mcp_sessions.ids import digest

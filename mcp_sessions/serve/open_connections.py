@@ -35,7 +35,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcp_sessions.core.client_address import address_of
+from mcp_sessions.core.addresses import address_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.turns import Steps
 

@@ -22,9 +22,9 @@ from mcp_sessions.background import Background, stopped
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.serve.draining import Draining
+from mcp_sessions.serve.endpoint import NotFound
 from mcp_sessions.serve.health import Health, health_routes
 from mcp_sessions.serve.lifespan import Lifespan
-from mcp_sessions.serve.not_found import NotFound
 from mcp_sessions.serve.uvicorn_server import HttpSettings, Leaving, draining_server
 
 logger = logging.getLogger(__name__)

@@ -27,11 +27,8 @@ import anyio
 
 from mcp_sessions.testing import (
     admission_checks,
-    attachment_checks,
     belongings_checks,
     change_checks,
-    ends_checks,
-    exchange_checks,
     life_checks,
     log_checks,
     sleeping,
@@ -57,14 +54,14 @@ STORE_CHECKS: Sequence[Check] = (
     *sleeping.CHECKS,
     *admission_checks.CHECKS,
     *log_checks.CHECKS,
-    *attachment_checks.CHECKS,
     *belongings_checks.CHECKS,
     *change_checks.CHECKS,
-    *ends_checks.CHECKS,
 )
 """The rules, by name. Run them one by one to see which of them a store breaks."""
 
-EXCHANGE_CHECKS: Sequence[Callable[[MakeTwoStores], Awaitable[None]]] = exchange_checks.CHECKS
+EXCHANGE_CHECKS: Sequence[Callable[[MakeTwoStores], Awaitable[None]]] = (
+    change_checks.EXCHANGE_CHECKS
+)
 """The rules of an exchange, by name."""
 
 

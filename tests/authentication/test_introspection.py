@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.authentication import introspection
+from mcp_sessions.authentication import tokens
 from mcp_sessions.authentication.credential import ASKER, CannotVerify, Credential
 from mcp_sessions.authentication.fetching import FetchFailed
-from mcp_sessions.authentication.introspection import (
+from mcp_sessions.authentication.tokens import (
     FRESH,
     Introspection,
     IntrospectionEndpoint,
@@ -375,7 +375,7 @@ async def test_a_made_up_token_that_is_active_is_a_fault(
 ) -> None:
     """``serve --check`` sees an endpoint that says yes to everything."""
     endpoint = IntrospectionEndpoint(ENDPOINT, "layer", "secret")
-    monkeypatch.setattr(introspection, "post_form", server.post)
+    monkeypatch.setattr(tokens, "post_form", server.post)
     await endpoint.try_once()
     server.tokens["mcp-sessions-check"] = {"active": True}
     with pytest.raises(FetchFailed, match="an invented token is active"):

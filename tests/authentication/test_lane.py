@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from mcp_sessions.authentication.lane import GaveWay, Lane, Place
+from mcp_sessions.authentication.verdicts import GaveWay, Lane, Place
 from tests.support.virtual_time import VIRTUAL, Backend
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sessions.cli.audit_file import AuditFile
+from mcp_sessions.cli.logs import AuditFile
 from mcp_sessions.errors import ConfigurationError
 from tests.cli.test_serve_in_public import Setup, here, served
 from tests.support.serving import read_lines, serving

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mcp_sessions.cli.safe_addresses import redacted, without_secrets
+from mcp_sessions.cli.arguments import redacted, without_secrets
 
 
 @pytest.mark.parametrize(

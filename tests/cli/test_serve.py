@@ -19,8 +19,8 @@ from mcp_sessions.cli.serve import (
 )
 from mcp_sessions.cli.serve_config import layer_maker, layers_of
 from mcp_sessions.cli.serve_options import parsed
+from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.task_policy import TaskPolicy
 from mcp_sessions.testing.memory_client import inside
 from tests.support.serving import initialize, read_lines, serving
 

@@ -159,7 +159,7 @@ def test_a_collector_that_takes_nothing_holds_up_nobody_and_is_one_line(
     reason = "no answer in time" if answers else "Connection refused"
     [line] = [each for each in said.splitlines() if "not exported" in each]
     assert line.endswith(f"127.0.0.1:{port}/v1/traces: {reason}")
-    assert "WARNING mcp_sessions.cli.telemetry_failures: metrics or traces were not" in line
+    assert "WARNING mcp_sessions.cli.telemetry: metrics or traces were not" in line
     assert "Traceback" not in said and "secret" not in said and "b=c" not in said
 
 
@@ -308,5 +308,5 @@ def test_a_variable_with_a_wrong_value_is_a_warning_and_the_server_serves(
         initialize(url)
         ended(process)
     assert "WARNING mcp_sessions.cli.telemetry: metrics are not exported: ValueError: " in first
-    assert "WARNING mcp_sessions.cli.telemetry_failures: OpenTelemetry: Header" in first
+    assert "WARNING mcp_sessions.cli.telemetry: OpenTelemetry: Header" in first
     assert "secret" not in first and collector.spans

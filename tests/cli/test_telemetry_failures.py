@@ -5,7 +5,7 @@ from collections.abc import Generator
 
 import pytest
 
-from mcp_sessions.cli.telemetry_failures import AGAIN, TelemetryFailures
+from mcp_sessions.cli.telemetry import AGAIN, TelemetryFailures
 
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 

@@ -19,7 +19,7 @@ from mcp_sessions.client.jar import FileJar, OpenTask
 from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.layer import SessionLayer
-from mcp_sessions.task_policy import TaskPolicy
+from mcp_sessions.policy import TaskPolicy
 from tests.support.asking import Answer
 from tests.support.resuming import QUICK, text_of
 from tests.support.servers import RunningServer, serve

@@ -12,7 +12,7 @@ from mcp_sessions.client.jar import OpenTask
 from mcp_sessions.client.open_tasks import OpenTasks
 from mcp_sessions.client.task_calls import TaskCalls
 from mcp_sessions.layer import SessionLayer
-from mcp_sessions.task_policy import TaskPolicy
+from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.testing.memory_client import inside
 from tests.support.apps import make_app
 from tests.support.board import Board

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mcp_sessions.core.client_address import address_of, text_of_address
+from mcp_sessions.core.addresses import address_of, text_of_address
 
 
 def scope(address: str) -> dict[str, object]:

@@ -1,9 +1,9 @@
-"""``mcp_sessions.core.relaying``: each event goes on a stream once and in order."""
+"""``mcp_sessions.core.attachment``: each event goes on a stream once and in order."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sessions.core.relaying import Carry, RelayStep, carry, may_drop, relay
+from mcp_sessions.core.attachment import Carry, RelayStep, carry, may_drop, relay
 from mcp_sessions.ids import FencingEpoch, LogEpoch, Position
 
 EPOCHS = st.integers(1, 3).map(FencingEpoch)

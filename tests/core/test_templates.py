@@ -2,7 +2,7 @@
 
 import pytest
 
-from mcp_sessions.core.templates import expansions, variables_of
+from mcp_sessions.core.visibility import expansions, variables_of
 
 GIVEN = {"var": "value", "hello": "Hello World!", "x": "1024", "y": "768", "empty": ""}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.task_policy import TaskPolicy
+from mcp_sessions.policy import TaskPolicy
 from tests.support.duplex import DuplexPeer, duplex_world
 from tests.support.modern import ACKNOWLEDGED, SUBSCRIPTION_ID
 from tests.support.raw import SESSION, Json, call_params

@@ -8,7 +8,7 @@ import pytest
 from mcp_sessions import SessionPolicy, SessionSecurity, current_session
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.requests.session_data import SessionState
+from mcp_sessions.server.requests.handle import SessionState
 from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.modern.test_sessions import UNKNOWN_ID, not_found
 from tests.stores.every_store import STORES

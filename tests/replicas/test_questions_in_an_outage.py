@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.server.delivery import remote_questions
+from mcp_sessions.server.delivery import questions
 from tests.replicas.test_duplex import CAPABILITIES, Sockets, sockets
 from tests.support.raw import Json, RawClient, in_session, text_of
 from tests.support.replicas import cluster, user
@@ -127,7 +127,7 @@ async def test_an_answer_that_nobody_confirms_is_refused_and_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its client may send it again. The first one counts (ASK3)."""
-    monkeypatch.setattr(remote_questions, "_CONFIRMED", 0.05)
+    monkeypatch.setattr(questions, "_CONFIRMED", 0.05)
     async with cluster(2) as c:
         client = await c[0].connected(capabilities=CAPABILITIES)
         asked = client.call("ask", question="?")
@@ -143,8 +143,8 @@ async def test_an_answer_that_nobody_confirms_is_refused_and_kept(
 
 async def test_answers_that_wait_for_a_replica_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has most loses first: a client that answers what nobody asked it."""
-    monkeypatch.setattr(remote_questions, "_CONFIRMED", 0.05)
-    monkeypatch.setattr(remote_questions, "_MOST_BYTES", 100_000)
+    monkeypatch.setattr(questions, "_CONFIRMED", 0.05)
+    monkeypatch.setattr(questions, "_MOST_BYTES", 100_000)
     async with cluster(2) as c:
         client = await c[0].connected(capabilities=CAPABILITIES)
         asked = client.call("ask", question="?")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from mcp_sessions.task_policy import TaskPolicy
+from mcp_sessions.policy import TaskPolicy
 from tests.replicas.test_children import UNKNOWN, short_lives
 from tests.server.requests.test_tasks import CAPABILITIES, ENDED, named, text_of, until
 from tests.support.modern import ModernClient

@@ -1,6 +1,6 @@
 """A server that an application runs stops, though a client has a stream open.
 
-The rules are those of ``mcp_sessions.serve.stop_signals``. Before, uvicorn waited for the
+The rules are those of ``mcp_sessions.serve.lifespan``. Before, uvicorn waited for the
 stream, and the stream for the server.
 """
 

@@ -14,9 +14,9 @@ from mcp_sessions import ConfigurationError, SessionLayer
 from mcp_sessions.cli.config_file import servers_of
 from mcp_sessions.cli.over_the_file import options_over
 from mcp_sessions.cli.serve_options import parsed
-from mcp_sessions.eras import Eras
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.layer_settings import LayerSettings
+from mcp_sessions.policy import Eras
 from mcp_sessions.server.upstream.external.changing import can_follow
 from tests.support.duplex import DuplexPeer, listening, pipe, websocket
 from tests.support.modern import ModernClient, envelope

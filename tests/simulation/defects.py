@@ -20,7 +20,7 @@ from mcp_sessions.server.cluster.replica_messages import QuestionAnswer
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.delivery.pending_writes import PendingWrites
-from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
+from mcp_sessions.server.delivery.questions import RemoteQuestions
 from mcp_sessions.server.delivery.stored_connection import StreamRelay
 from mcp_sessions.server.requests import running
 from mcp_sessions.server.requests.joining import Joining

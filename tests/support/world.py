@@ -32,10 +32,9 @@ from mcp_sessions import (
     current_session,
 )
 from mcp_sessions.assembly import Assembly
-from mcp_sessions.eras import Eras
 from mcp_sessions.ids import SessionId
+from mcp_sessions.policy import Eras, TaskPolicy
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.task_policy import TaskPolicy
 from mcp_sessions.testing.memory_client import inside
 from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.stores.every_store import STORES

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.replica import ClusterBus
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+from mcp_sessions.core.addresses import address_of
 from mcp_sessions.core.buckets import Buckets
-from mcp_sessions.core.client_address import address_of
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal

@@ -33,9 +33,9 @@ from typing import Any
 from mcp_sessions.core.messages import encode, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, StoreUnavailable
 from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.codec import understands
 from mcp_sessions.server.cluster.pending import OnUpdate, Pending, RelayedOutcome
+from mcp_sessions.server.cluster.replica import ClusterBus
 from mcp_sessions.server.cluster.replica_messages import (
     Alive,
     Ask,

@@ -20,7 +20,6 @@ from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, StreamName
 from mcp_sessions.locks import Locks
-from mcp_sessions.server.cluster.bus import ClusterBus, Handlers, Watcher
 from mcp_sessions.server.cluster.codec import (
     VERSION,
     MalformedMessage,
@@ -28,6 +27,7 @@ from mcp_sessions.server.cluster.codec import (
     decode,
     encode,
 )
+from mcp_sessions.server.cluster.replica import ClusterBus, Handlers, Watcher
 from mcp_sessions.server.cluster.replica_messages import ReplicaMessage
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import Exchange

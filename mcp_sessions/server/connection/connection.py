@@ -15,7 +15,7 @@ from typing import Any
 from starlette.datastructures import Headers
 
 from mcp_sessions import method_names
-from mcp_sessions.core.client_address import text_of_address
+from mcp_sessions.core.addresses import text_of_address
 from mcp_sessions.core.conversation_keys import ConversationKey
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import (

@@ -8,8 +8,7 @@ from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.hidden_updates import HiddenUpdates
 from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.server.delivery.publisher import Publisher
-from mcp_sessions.server.delivery.questions import PendingQuestions
-from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
+from mcp_sessions.server.delivery.questions import PendingQuestions, RemoteQuestions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)

@@ -24,8 +24,12 @@ from mcp_sessions.server.connection.connection import ClientConnection, Unless
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.pending_writes import Instead
-from mcp_sessions.server.delivery.questions import PendingQuestion, PendingQuestions, may_ask
-from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
+from mcp_sessions.server.delivery.questions import (
+    PendingQuestion,
+    PendingQuestions,
+    RemoteQuestions,
+    may_ask,
+)
 from mcp_sessions.server.delivery.stored_connection import StreamRelay
 from mcp_sessions.server.delivery.streams import StreamLog, Streams
 from mcp_sessions.stores.records import Appended, AppendedChange, Attachment

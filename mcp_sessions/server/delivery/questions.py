@@ -1,27 +1,48 @@
-"""Requests of ours to clients: elicitation, sampling, roots; open until the first answer."""
+"""Requests of ours to clients: elicitation, sampling, roots; open until the first answer.
+
+Ask clients that are at other replicas, and pass what clients answer to the replica that asked.
+
+The id of a question names the process that asked. The client may answer at any process, and sends
+its answer once. So:
+
+1. A question and an answer are repeated until the other replica has it, or is dead.
+2. A client over HTTP is told that its answer is accepted when the replica that asked has it.
+3. Answers that wait are bounded in bytes. Whoever has most loses first.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import InitVar, dataclass, field
-from typing import Any
+from typing import Any, Final, assert_never
 
 from mcp_sessions import method_names
+from mcp_sessions.core.fair_bound import FairBound
+from mcp_sessions.core.log import Draft
 from mcp_sessions.core.messages import (
     Answer,
+    encode,
     error_body,
     notification_message,
     request_message,
     with_meta,
 )
-from mcp_sessions.errors import INVALID_REQUEST
-from mcp_sessions.ids import SessionId
+from mcp_sessions.errors import INVALID_REQUEST, OutcomeUnknown, StoreUnavailable
+from mcp_sessions.ids import SessionId, process_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_request_id
+from mcp_sessions.server.cluster.pending import RelayedOutcome
+from mcp_sessions.server.cluster.relay import Asker, RequestRelay, Serve, Unserved
+from mcp_sessions.server.cluster.replica_messages import (
+    QuestionAnswer,
+    QuestionProgress,
+    SessionQuestion,
+)
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.upstream.port import REQUEST_TIMEOUT, NotAskable, PeerError, PeerRequest
 from mcp_sessions.server.upstream.rounds import Rounds
-from mcp_sessions.stores.records import Peer
+from mcp_sessions.stores.records import Attachment, Peer
 
 
 def log_key_of(question_id: str) -> str:
@@ -198,3 +219,162 @@ def check_may_ask(peer: Peer | None, method: str) -> None:
     capability = method_names.QUESTIONS.get(method)
     if capability is not None and capability not in peer.capabilities:
         raise PeerError(INVALID_REQUEST, f"the client did not declare {capability!r}")
+
+
+_TAKEN: RelayedOutcome = ({}, None)
+
+_CONFIRMED: Final = 5.0
+"""Seconds in which a replica that can be reached confirms an answer."""
+
+_MOST_BYTES: Final = 16_777_216
+"""Bytes of answers that wait for their replicas."""
+
+_Name = tuple[str, Principal]
+"""A question, and who answers."""
+
+
+class RemoteQuestions:
+    def __init__(
+        self, relay: RequestRelay, connections: ConnectionRegistry, pending: PendingQuestions
+    ) -> None:
+        self._relay, self._connections, self._pending = relay, connections, pending
+        self.waiting: dict[_Name, tuple[asyncio.Task[None], asyncio.Future[bool]]] = {}
+        """Answers that are passed on, each with whether the process that asked lives."""
+
+        self._bound = FairBound[_Name](most=float("inf"), most_bytes=_MOST_BYTES)
+
+    def send(
+        self,
+        session_id: SessionId,
+        message: bytes,
+        question: PendingQuestion,
+        attachment: Attachment,
+    ) -> None:
+        """Begin to send a question, or its withdrawal, to the process that has the session's
+        connection. If the session is not attached there, the question is sent again where it is
+        attached next.
+        """
+        home = process_of(attachment.connection_id)
+        if home is None:
+            return
+        asked = SessionQuestion(
+            session_id=session_id,
+            connection_id=attachment.connection_id,
+            fencing_epoch=attachment.fencing_epoch,
+            text=message.decode(),
+            id=question.id,
+            method=question.asked.method,
+        )
+        # What is sent later takes the place of what is not there yet.
+        question.is_sent_by(self._relay.bus.spawn(self._send(home, asked, question)))
+
+    async def _send(self, home: str, asked: SessionQuestion, question: PendingQuestion) -> None:
+        try:
+            sent = await self._relay.ask(home, asked, is_repeatable=True)
+        except (Unserved, OutcomeUnknown):
+            return
+        if sent.error is not None:
+            self._pending.fail(question, sent.error["code"], sent.error["message"])
+
+    # --- where it is answered -------------------------------------------------------------------
+
+    def answer(
+        self, answer: Answer, principal: Principal, share: Hashable
+    ) -> bool | asyncio.Future[bool]:
+        """Take a client's answer to a question of any process.
+
+        Args:
+            share: The client's (``calls/shares.py``).
+
+        Returns:
+            False if no such process lives. A future if it is passed on.
+        """
+        if self._pending.resolve(answer, principal):
+            return True
+        process = process_of(answer.id) if isinstance(answer.id, str) else None
+        if not isinstance(answer.id, str) or not self._relay.bus.is_remote(process):
+            return False
+        name = answer.id, principal
+        if name not in self.waiting:
+            answered = QuestionAnswer(
+                id=answer.id, result=answer.result, error=answer.error, principal=principal
+            )
+            lives: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            task = self._relay.bus.spawn(self._pass_on(process, answered, lives))
+            self.waiting[name] = task, lives
+            task.add_done_callback(lambda _: self._passed_on(name))
+            size = len(encode(answer.result or answer.error))
+            for lost in self._bound.add(name, share, None, size):
+                self.waiting[lost][0].cancel()
+            return lives
+        return self.waiting[name][1]
+
+    async def _pass_on(
+        self, process: str, answered: QuestionAnswer, lives: asyncio.Future[bool]
+    ) -> None:
+        try:
+            await self._relay.ask(process, answered, is_repeatable=True)
+        except (Unserved, OutcomeUnknown):
+            lives.set_result(False)
+        else:
+            lives.set_result(True)
+
+    def _passed_on(self, name: _Name) -> None:
+        _, lives = self.waiting.pop(name)
+        lives.cancel()
+        self._bound.remove(name)
+
+    async def progress(self, params: Mapping[str, Any] | None, principal: Principal) -> None:
+        """Take a client's progress on a question of any process."""
+        await self._pending.progress(params, principal)
+        token = (params or {}).get("progressToken")
+        process = process_of(token) if isinstance(token, str) else None
+        if self._relay.bus.is_remote(process):
+            progress = QuestionProgress(params=params, principal=principal)
+            await self._relay.notify(process, progress)
+
+    # --- what other processes ask here ----------------------------------------------------------
+
+    def server_of(self, request: SessionQuestion | QuestionAnswer | QuestionProgress) -> Serve:
+        match request:
+            case SessionQuestion():
+                return self._asked
+            case QuestionAnswer():
+                return self._answered
+            case QuestionProgress():
+                return self._progressed
+            case _:
+                assert_never(request)
+
+    async def _asked(self, _: Asker, asked: SessionQuestion) -> RelayedOutcome:
+        session_id = asked.session_id
+        connection = self._connections.local(asked.connection_id)
+        if connection is None or connection.attached.get(session_id) != asked.fencing_epoch:
+            return _TAKEN
+        if not may_ask(connection.peer, asked.method):
+            text = f"the client cannot be asked {asked.method!r}"
+            return None, error_body(INVALID_REQUEST, text)
+        key = log_key_of(asked.id)
+        await connection.send(Draft(asked.text.encode(), None, key, session_id))
+        return _TAKEN
+
+    async def _answered(self, _: Asker, answered: QuestionAnswer) -> RelayedOutcome:
+        answer = Answer(answered.id, answered.result, answered.error)
+        self._pending.resolve(answer, answered.principal)
+        return _TAKEN
+
+    async def _progressed(self, _: Asker, reported: QuestionProgress) -> RelayedOutcome:
+        await self._pending.progress(reported.params, reported.principal)
+        return _TAKEN
+
+
+async def confirmed(passed_on: asyncio.Future[bool]) -> bool:
+    """Wait until the replica that asked has an answer; False: it is dead.
+
+    Raises:
+        StoreUnavailable: It has not said so. This process goes on trying.
+    """
+    await asyncio.wait({passed_on}, timeout=_CONFIRMED)
+    if not passed_on.done() or passed_on.cancelled():
+        raise StoreUnavailable("the replica that asked did not confirm an answer")
+    return passed_on.result()

@@ -28,7 +28,7 @@ from mcp_sessions.ids import (
     SessionId,
     position_of,
 )
-from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.replica import ClusterBus
 from mcp_sessions.server.cluster.replica_messages import GetStreamOpened
 from mcp_sessions.server.connection.binding import ReadEvents, Transport
 from mcp_sessions.server.connection.connection import ClientConnection, Unless

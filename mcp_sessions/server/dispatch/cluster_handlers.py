@@ -45,7 +45,7 @@ from mcp_sessions.server.cluster.replica_messages import (
     Withdrawn,
 )
 from mcp_sessions.server.delivery.delivery import Delivery
-from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
+from mcp_sessions.server.delivery.questions import RemoteQuestions
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.runner import RequestRunner
@@ -111,7 +111,7 @@ class RelayedRequests:
 
 
 class ClusterHandlers:
-    """The :class:`~mcp_sessions.server.cluster.bus.Handlers` of a layer.
+    """The :class:`~mcp_sessions.server.cluster.replica.Handlers` of a layer.
 
     Args:
         forget: Ends what runs here for a session that has ended in the store.

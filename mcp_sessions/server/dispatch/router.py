@@ -31,7 +31,7 @@ from mcp_sessions.server.calls.table import ANSWERED, Call, Outcome, Stage, abor
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.cluster.replica_messages import CancelKeyed, CancelRequest
 from mcp_sessions.server.connection.connection import ClientConnection, Inbound
-from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
+from mcp_sessions.server.delivery.questions import RemoteQuestions
 from mcp_sessions.server.dispatch.path import Path, Stages
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
 from mcp_sessions.server.reporting.loggable import loggable_method

@@ -21,7 +21,6 @@ from mcp_sessions.errors import OutcomeUnknown, SessionNotFound, StoreUnavailabl
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.calls.table import Call, load_of
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.relay import (
     Asker,
     RelayedOutcome,
@@ -29,6 +28,7 @@ from mcp_sessions.server.cluster.relay import (
     Unreachable,
     Unserved,
 )
+from mcp_sessions.server.cluster.replica import ClusterBus
 from mcp_sessions.server.cluster.replica_messages import CancelKeyed, JoinRun
 from mcp_sessions.server.connection.connection import Inbound, WatchedChannel
 from mcp_sessions.server.requests.runner import RequestRunner

@@ -24,6 +24,7 @@ from mcp_sessions.errors import (
     StoreUnavailable,
 )
 from mcp_sessions.ids import SessionId, digest
+from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.server.upstream.accepted_questions import Asks, accepts
 from mcp_sessions.server.upstream.call_in_rounds import written
 from mcp_sessions.server.upstream.port import (
@@ -34,7 +35,6 @@ from mcp_sessions.server.upstream.port import (
     UpstreamError,
 )
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.task_policy import TaskPolicy
 
 logger = logging.getLogger(__name__)
 

@@ -38,6 +38,7 @@ from mcp_sessions.errors import (
     StoreUnavailable,
 )
 from mcp_sessions.ids import SessionId, digest
+from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_session_id
 from mcp_sessions.server.calls.shares import share_of
@@ -48,7 +49,6 @@ from mcp_sessions.server.requests.task_listeners import Say, TaskListeners
 from mcp_sessions.server.upstream.accepted_questions import asks_of
 from mcp_sessions.stores.limits import most_of_one
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions.task_policy import TaskPolicy
 
 Publish = Callable[[SessionId, str, Mapping[str, Any]], Awaitable[object]]
 """Stores an event of a session, and sends it."""

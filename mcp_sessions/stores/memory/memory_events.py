@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mcp_sessions.core import attachment, relaying
+from mcp_sessions.core import attachment
+from mcp_sessions.core.attachment import Carry, RelayStep
 from mcp_sessions.core.entitlement import is_entitled
 from mcp_sessions.core.life import has_come
 from mcp_sessions.core.log import Draft, LoggedEvent
-from mcp_sessions.core.relaying import Carry, RelayStep
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -123,7 +123,7 @@ class EventsInMemory(Tables):
         session = self._sessions.get(session_id)
         if session is None:
             return
-        if not relaying.may_drop(session.record.client.carried.get(origin), fencing_epoch):
+        if not attachment.may_drop(session.record.client.carried.get(origin), fencing_epoch):
             return
         streams = session.streams if session.streams is not None else {}
         log = session.events if stream == EVENTS else streams.get(stream)
@@ -143,7 +143,7 @@ class EventsInMemory(Tables):
         session = self._sessions.get(connection)
         if session is None:
             return False
-        carries = relaying.carry(session.record.client.carried.get(origin), fencing_epoch)
+        carries = attachment.carry(session.record.client.carried.get(origin), fencing_epoch)
         if carries is not Carry.BEGINS:
             return carries is Carry.CONTINUES
         log = self._log(connection, GET_STREAM)
@@ -170,7 +170,7 @@ class EventsInMemory(Tables):
         if carried is None:
             return Relayed()
         position = event.position
-        relays, last = relaying.relay(
+        relays, last = attachment.relay(
             carried,
             after[origin],
             position,

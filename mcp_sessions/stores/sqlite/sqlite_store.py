@@ -68,11 +68,10 @@ from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.limits import check_peer
 from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionClient, SessionRecord
 from mcp_sessions.stores.sqlite import session_rows
-from mcp_sessions.stores.sqlite.attaching import AttachmentsInFile
 from mcp_sessions.stores.sqlite.key_rows import keys_of
 from mcp_sessions.stores.sqlite.sqlite_belongings import BelongingsInFile
 from mcp_sessions.stores.sqlite.sqlite_ends import EndsInFile
-from mcp_sessions.stores.sqlite.sqlite_events import EventsInFile
+from mcp_sessions.stores.sqlite.sqlite_events import AttachmentsInFile, EventsInFile
 from mcp_sessions.stores.sqlite.transaction import Transaction
 
 _ENDED_AT_ONCE = 256

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_sessions.task_policy import TaskPolicy
+from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.testing import MakeStore
 from tests.server.requests.test_tasks import CAPABILITIES, got, named, until
 from tests.stores.every_store import every_store

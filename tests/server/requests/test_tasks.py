@@ -14,10 +14,10 @@ from mcp.shared.exceptions import MCPError
 
 from mcp_sessions.errors import ConfigurationError, InvalidParams, StoreUnavailable
 from mcp_sessions.layer import SessionLayer
+from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.memory.memory_store import MemoryStore
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
-from mcp_sessions.task_policy import TaskPolicy
 from tests.server.upstream.external.test_upstream import user
 from tests.support.modern import ModernClient
 from tests.support.raw import Json, RawClient

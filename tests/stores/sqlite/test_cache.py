@@ -6,7 +6,7 @@ import pytest
 
 from mcp_sessions.core.states import Mode
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.sqlite import cache as sqlite_hot
+from mcp_sessions.stores.sqlite import served_file as sqlite_hot
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from mcp_sessions.testing import STORE_CHECKS, Check
 from tests.stores import every_store

@@ -2,31 +2,43 @@
 
 A client that knows nothing of sessions sees the same as from the SDK's own entry. The SDK itself
 decides the rules for it.
+
+A session's events go on the stream of its ``subscriptions/listen``: acknowledged first, then what
+waits, then live. Each event carries the listen request's id and its own session event id; a client
+that was cut resumes the session and listens again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.types import Send
+from starlette.types import Receive, Send
 
 from mcp_sessions import method_names
+from mcp_sessions.core.listen_messages import Filter, acknowledgement, completion, stamped
+from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.message import Message, read
 from mcp_sessions.core.messages import (
     Notification,
     NotNamed,
+    RequestId,
     error_message,
     wire_error,
 )
-from mcp_sessions.errors import LimitReached, WireError
+from mcp_sessions.errors import LimitReached, SessionNotFound, WireError
+from mcp_sessions.ids import Position, SessionId, position_of
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import mint_connection_id
+from mcp_sessions.server.connection.binding import ReadEvents
 from mcp_sessions.server.connection.connection import ClientConnection, HttpFacts, Inbound
 from mcp_sessions.server.dispatch.modern_limits import check_modern
 from mcp_sessions.server.upstream.modern_rules import ModernRefusal
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions.stores.records import Peer
+from mcp_sessions.stores.records import Attached, Peer
 from mcp_sessions_transports.http.io import (
     BodyTooLarge,
     Disconnected,
@@ -38,10 +50,101 @@ from mcp_sessions_transports.http.io import (
     send_text,
     send_too_large,
 )
-from mcp_sessions_transports.http.listen import ListenStream
-from mcp_sessions_transports.http.modern_channel import ModernChannel
+from mcp_sessions_transports.http.modern_channel import (
+    MODERN_SSE_HEADERS,
+    PING,
+    ModernChannel,
+    modern_event,
+)
+from mcp_sessions_transports.http.sse import SseStream
 from mcp_sessions_transports.origin import OriginGuard
+from mcp_sessions_transports.outbox import LogFeed
 from mcp_sessions_transports.served import Served
+
+
+@dataclass(eq=False, repr=False)
+class ListenStream:
+    """A :class:`~mcp_sessions.server.connection.binding.Transport` of one session's events. It
+    begins with the acknowledgement.
+
+    Args:
+        is_shared: Other processes may store events of the session.
+        result: Adds what the stream's last message carries in addition to its subscription id.
+        encode: Writes that message.
+    """
+
+    _request_id: RequestId
+    _wanted: Filter
+    _policy: SessionPolicy
+    _is_shared: bool
+    _result: Callable[[dict[str, Any]], dict[str, Any]]
+    _encode: Callable[[Any], bytes]
+    close_stream: Callable[[], Awaitable[None]] | None = field(init=False, default=None)
+    is_leaving: bool = field(init=False, default=False)
+    """Nothing is asked on it."""
+
+    _feed: LogFeed | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._stream = SseStream(self._policy, PING)
+        acknowledged = acknowledgement(self._wanted, self._request_id)
+        self._stream.push(modern_event(self._encode(acknowledged)))
+
+    # --- the port --------------------------------------------------------------------------
+
+    @property
+    def is_taken(self) -> bool:
+        return self._stream.is_taken
+
+    def begin(
+        self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
+    ) -> None:
+        start = attached.waits_from if attached.waits_from is not None else attached.head
+        self._feed = LogFeed(
+            self._stream, read, position_of(start), frame=self._frame, is_checked=self._is_shared
+        )
+        self._stream.wake()
+
+    def offer(self, session_id: SessionId, event: LoggedEvent) -> None:
+        if self._feed is not None:
+            self._feed.offer(event)
+
+    def check_position(self, session_id: SessionId, head: Position | None) -> None:
+        if self._feed is not None:
+            self._feed.check_position(head)
+
+    def send(self, draft: Draft) -> None:
+        self._stream.push(modern_event(stamped(draft.before, self._request_id)), draft.origin)
+
+    def withdraw(self, session_id: SessionId, *, has_ended: bool = False) -> None:
+        self._finish(wire_error(SessionNotFound(session_id)) if has_ended else None)
+
+    async def drain(self) -> None:
+        await self._stream.drain()
+
+    def hold(self) -> Callable[[], None]:
+        return self._stream.hold()
+
+    def close(self) -> None:
+        self._finish(None)
+
+    # --- the stream ------------------------------------------------------------------------
+
+    async def serve(self, receive: Receive, send: Send) -> None:
+        await self._stream.serve(receive, send, MODERN_SSE_HEADERS)
+
+    def cut(self) -> None:
+        self._stream.cut()
+
+    def _frame(self, event: LoggedEvent) -> bytes | None:
+        if not self._wanted.admits(event):
+            return None
+        return modern_event(stamped(event.payload, self._request_id))
+
+    def _finish(self, error: dict[str, Any] | None) -> None:
+        last = completion(self._request_id, error, self._result)
+        self._stream.push(modern_event(self._encode(last)))
+        self._stream.finish()
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -18,7 +18,7 @@ from mcp_sessions.core.messages import RequestId, decode, error_message, wire_er
 from mcp_sessions.errors import OutcomeUnknown, StoreUnavailable
 from mcp_sessions.ids import Position, SessionId, position_of, process_of
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.replica import ClusterBus
 from mcp_sessions.server.cluster.replica_messages import StreamRead
 from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.stores.records import Attachment

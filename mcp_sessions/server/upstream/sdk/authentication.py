@@ -40,7 +40,7 @@ from mcp_sessions.authentication.credential import (
     Verifier,
 )
 from mcp_sessions.authentication.pace import DELAYS, Pace
-from mcp_sessions.core.client_address import address_of, text_of_address
+from mcp_sessions.core.addresses import address_of, text_of_address
 from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.principal import ANONYMOUS, Principal

@@ -24,8 +24,8 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mcp_sessions.core.addresses import address_of
 from mcp_sessions.core.buckets import Buckets
-from mcp_sessions.core.client_address import address_of
 
 logger = logging.getLogger(__name__)
 

@@ -41,8 +41,8 @@ from mcp_sessions.core.messages import (
     members_of,
     meta_of,
 )
-from mcp_sessions.eras import Eras
 from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
+from mcp_sessions.policy import Eras
 from mcp_sessions.server.upstream.modern_rules import ModernRefusal
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 from mcp_sessions.stores.records import Peer

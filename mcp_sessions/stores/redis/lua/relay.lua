@@ -1,7 +1,7 @@
 -- needs: session log
 -- ARGV: origin, fencing epoch, log epoch and number of the event, skips, now, new log epoch,
 -- window (3), payload, key, whether it has one
--- As core/relaying.py: once, and in the order of the session's own log (ATT6).
+-- As core/attachment.py: once, and in the order of the session's own log (ATT6).
 local ends, now = redis.call('HGET', base, 'ends'), tonumber(ARGV[6])
 if not ends or has_come(ends, now) then
     return false

@@ -12,8 +12,8 @@ from mcp.server import MCPServer
 
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.layer import SessionLayer
+from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.stores.memory.memory_store import MemoryStore
-from mcp_sessions.task_policy import TaskPolicy
 from mcp_sessions.testing import connect
 from tests.server.requests.test_tasks import CAPABILITIES, Box, client_of
 from tests.support.modern import ModernClient

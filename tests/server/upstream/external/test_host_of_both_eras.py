@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions import Conversations
-from mcp_sessions.task_policy import TaskPolicy
+from mcp_sessions.policy import TaskPolicy
 from tests.house.source import ROOT
 from tests.server.requests.test_tasks import CAPABILITIES, ENDED, text_of, until
 from tests.support.children import child

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.stores.memory.memory_store import MemoryStore
-from mcp_sessions.task_policy import TaskPolicy
 from tests.server.requests.test_tasks import (
     CAPABILITIES,
     ENDED,
