@@ -404,6 +404,27 @@ async def test_a_far_response_stream_is_received() -> None:
         assert c[0].box.gate("g").cancelled.is_set()
 
 
+@pytest.mark.in_process
+async def test_a_far_response_stream_ends_if_the_store_stays_away() -> None:
+    """HTP5: its reader comes back, and is told so. The answer is there when the store is back."""
+    async with cluster(2) as c:
+        client = await c[0].connected()
+        sent = client.call("progress", steps=2, gate="g", meta={"progressToken": 1})
+        position = (await sent.reply.event(0)).id
+        await c[0].box.gate("g").started.wait()
+        sent.reply.leave()
+        again = c.at(1, client).get(position)
+        await again.has(1)
+        c.backplane.is_away = True
+        c[0].box.gate("g").go.set()
+        assert (await at_most(20, again.done())).messages[-1]["params"]["progress"] == 1
+        assert (await at_most(20, c.at(1, client).get(position).done())).status == 503
+        c.backplane.is_away = False
+        last = c.at(1, client).get(position)
+        answer = await at_most(20, last.answer(sent.id))
+        assert text_of(answer["result"]) == "reported"
+
+
 async def test_a_forged_position_on_a_far_stream_is_answered() -> None:
     """SEC7: of no stream of this session; its request id is answered with -31012, and it ends."""
     async with cluster(2) as c:

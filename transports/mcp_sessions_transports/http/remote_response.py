@@ -8,7 +8,6 @@ it ends with an error that says so.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +33,9 @@ from mcp_sessions_transports.outbox import LogFeed
 
 _ASK_EVERY = 1.0
 """Seconds between two questions whether the process that answers still lives."""
+
+_PATIENCE = 15.0
+"""Seconds for which a reader waits for a store that does not answer."""
 
 
 @dataclass(eq=False, repr=False)
@@ -104,8 +106,10 @@ class RemoteResponse:
             await self._bus.try_send(read, to=self._runner)
 
     async def _watch_runner(self, feed: LogFeed) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _PATIENCE
         while not self.stream.closed:
-            with contextlib.suppress(StoreUnavailable):
+            try:
                 if self._runner is None or not await self._bus.is_alive(self._runner):
                     # Asked in this order: it may have answered just before it died.
                     events, refusal = await self.log.read(feed.last)
@@ -116,6 +120,11 @@ class RemoteResponse:
                     else:
                         await self._give_up(events)
                     return
+                until = loop.time() + _PATIENCE
+            except StoreUnavailable:
+                if loop.time() >= until:
+                    # The client comes back, and is answered 503 until the store is back.
+                    self.stream.cut()
             await asyncio.sleep(_ASK_EVERY)
 
     async def _give_up(self, events: Sequence[LoggedEvent]) -> None:
