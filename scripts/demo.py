@@ -1,265 +1,113 @@
-"""The main job as a story: a connection is cut, 50 things change, nothing is missed.
+"""The main job, seen: one cut for a client of the SDK alone, and for one with the layer.
 
-    ./scripts/demo                                     # sets up what it needs, then runs this
-    ./scripts/demo --picture docs/demo.svg             # and draws what it showed
-    python scripts/demo.py [examples/notes_server.py]  # in an environment that has it all
+    ./scripts/demo                            # sets up what it needs, then runs this
+    ./scripts/demo --story                    # the checks behind it, told step by step
+    ./scripts/demo --picture docs/demo.svg    # and draws what it showed
+    python scripts/demo.py                    # in an environment that has it all
 
-A notes server runs in a process of its own. In the first act the client is plain HTTP and
-reaches it through a small TCP relay, and that is where the connection is cut. In the second
-it is the SDK's own client over ``resumable(...)``, and moves from HTTP to WebSocket while a
-call runs. Everything said below is what the clients saw; the last line counts the checks made
-of it, and if one failed the exit status is 1.
+On a terminal it shows two panes. On a pipe, in a narrow terminal and with ``NO_COLOR`` it prints
+lines. Meanwhile a longer story is played, and the last line counts the checks made of it. If one
+failed, or the client with the layer missed something, the exit status is 1.
 """
 
 import argparse
 import asyncio
-import random
-import re
+import logging
+import os
 import sys
 import tempfile
-import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
-from demo_checks import (  # which makes plain_client, in examples/, be found
-    CHECKS,
-    OPENED,
-    ROOT,
-    SUBSCRIBED,
-    UPDATED,
-    Message,
-    Story,
-    event_id,
-    missed,
-    said,
-)
-from demo_stage import Relay, chapter, line, log_of, notes_server, texts_of
-from plain_client import PlainClient, Refused
+from demo_checks import ROOT, Story
+from demo_picture import Recorder
+from demo_screen import LEAST, Pane, Screen
+from demo_stage import line
+from demo_story import report, tell
 from rich.console import Console
-from rich.table import Table
-
-LONGEST = 120.0
-"""Seconds that the whole story may take. It takes about five, on a slow machine more."""
-RECEIVED_LIVE = "recipes"
-"""Changed once before the cut and never while away: it must not come again."""
-AT_FIRST = (*SUBSCRIBED, "drafts", "old-plans")
-WHILE_AWAY = (
-    [("append_note", "groceries")] * 20
-    + [("append_note", "ideas")] * 14
-    + [("append_note", "journal")] * 9
-    + [("append_note", "drafts")] * 5
-    + [("write_note", "guests"), ("delete_note", "old-plans")]
-)
-"""Changes by somebody else while the client is away: (tool, note)."""
-
-
-# --- The story ------------------------------------------------------------------------------
-
-
-async def narrate(story: Story, console: Console, *, target: str, directory: Path) -> None:
-    """Live through the story from its first connection to its end, saying what happens.
-
-    Fills ``story`` as it goes, so that it holds what had come to pass if this raises.
-    """
-    # The SDK loads while the server starts, which loads the same.
-    loading = asyncio.create_task(asyncio.to_thread(import_module, "demo_move"))
-    async with (
-        notes_server(target, directory) as port,
-        Relay(port).listening() as relay,
-        PlainClient(f"http://127.0.0.1:{port}/mcp") as other,
-    ):
-        line(console, f"A notes server runs in its own process: http://127.0.0.1:{port}/mcp")
-        await other.initialize()
-        for name in AT_FIRST:
-            await other.call_tool("write_note", name=name, text=f"# {name}")
-        url = f"http://127.0.0.1:{relay.port}/mcp"
-        async with PlainClient(url) as client:
-            await begin(story, console, client, other)
-            cut = relay.cut()
-            story.stream_error = await client.stream_has_ended()
-            chapter(console, "2. The connection is cut")
-            line(console, f"TCP reset for every connection of the client (open: {cut}).")
-            line(console, f"Its GET stream ends: {story.stream_error}.")
-        await change_things(story, console, other)
-        relay.mend()
-        async with PlainClient(url) as client:
-            await come_back(story, console, client)
-            await look_around(story, console, client, other, directory=directory)
-        async with Relay(port).listening() as wire:
-            second_act = await loading
-            await second_act.move(story.move, console, other, http=relay, websocket=wire)
-    story.is_whole = True
-
-
-async def begin(story: Story, console: Console, client: PlainClient, other: PlainClient) -> None:
-    await client.initialize()
-    story.first_connection = client.connection_id
-    story.session_id = (await client.request("session/start"))["sessionId"]
-    for name in SUBSCRIBED:
-        await client.request("resources/subscribe", {"uri": f"note://{name}"})
-    for name in OPENED:
-        await client.call_tool("open_note", name=name)
-    await client.open_stream()
-    await other.call_tool("append_note", name=RECEIVED_LIVE, text="Soup.")
-    first = (await client.has_received(1))[0]
-    story.position = event_id(first)
-
-    chapter(console, "1. A client connects and starts a session")
-    line(console, f"initialize            -> connection {short(story.first_connection)}")
-    line(console, f"session/start         -> session {short(story.session_id)}")
-    line(console, f"resources/subscribe   -> {', '.join(SUBSCRIBED)}")
-    line(console, f"tools/call open_note  -> {', '.join(OPENED)} (kept in the session's data)")
-    line(console, f"GET stream            -> {describe(first)}, live")
-    line(console, f"                         sessionEventId {story.position}")
-
-
-async def change_things(story: Story, console: Console, other: PlainClient) -> None:
-    """Let another client, without a session, change notes 50 times."""
-    plan = list(WHILE_AWAY)
-    random.Random(50).shuffle(plan)
-    for number, (tool, name) in enumerate(plan, start=1):
-        text = {} if tool == "delete_note" else {"text": f"change {number}"}
-        await other.call_tool(tool, name=name, **text)
-        story.changes.append((tool, name))
-
-    chapter(console, f"3. Meanwhile somebody else makes {len(plan)} changes")
-    table = Table("note", "what happened", "missed notifications", box=None, pad_edge=False)
-    for name in dict.fromkeys(name for _, name in WHILE_AWAY):
-        tools = [tool for tool, changed in story.changes if changed == name]
-        what = {
-            "append_note": f"changed {len(tools)} times",
-            "write_note": "created",
-            "delete_note": "deleted",
-        }[tools[0]]
-        missed_of = f"{len(tools)}" if name in SUBSCRIBED else "none: not subscribed"
-        if tools[0] != "append_note":
-            missed_of = f"{len(tools)}: the list of notes changed"
-        table.add_row(name, what, missed_of)
-    console.print(table)
-    line(console, f"Missed by the session: {len(missed(story))} notifications.")
-
-
-async def come_back(story: Story, console: Console, client: PlainClient) -> None:
-    await client.initialize()
-    story.second_connection = client.connection_id
-    story.resumed = await client.request(
-        "session/resume",
-        {"sessionId": story.session_id, "lastSessionEventId": story.position},
-    )
-    await client.open_stream()
-    story.replayed = await client.has_received(story.resumed["replayed"])
-
-    chapter(console, "4. The client comes back, on a new connection")
-    line(console, f"initialize      -> connection {short(story.second_connection)}, ids from 0")
-    answer = ", ".join(f"{name} {story.resumed.get(name)}" for name in ("catchup", "replayed"))
-    line(console, f"session/resume  -> {answer}")
-    line(console, "GET stream      -> the replay:")
-    table = Table("sessionEventId", "notification", "stands for", box=None, pad_edge=False)
-    for message in story.replayed:
-        times = missed(story).count(said(message))
-        table.add_row(event_id(message), describe(message), f"{times} missed")
-    console.print(table)
-    coalesced = len(missed(story)) - len(story.replayed)
-    line(
-        console,
-        f"Missed {len(missed(story))}, coalesced {coalesced}, replayed {len(story.replayed)}.",
-    )
-
-
-async def look_around(
-    story: Story, console: Console, client: PlainClient, other: PlainClient, *, directory: Path
-) -> None:
-    for name in (name for method, name in map(said, story.replayed) if method == UPDATED):
-        read = await client.request("resources/read", {"uri": f"note://{name}"})
-        story.client_reads[name] = read["contents"][0]["text"]
-    listed = await client.request("resources/list")
-    story.client_lists = [resource["name"] for resource in listed["resources"]]
-    story.on_disk = texts_of(directory)
-    story.recent = await client.call_tool("recent_notes")
-
-    story.live_change = SUBSCRIBED[0]
-    await other.call_tool("append_note", name=story.live_change, text="One more.")
-    received = await client.has_received(len(story.replayed) + 1)
-    story.live = received[len(story.replayed) :]
-
-    session = {"sessionId": story.session_id}
-    newest = {"lastSessionEventId": event_id(story.live[-1])}
-    story.resumed_again = await client.request("session/resume", {**session, **newest})
-    await client.request("session/end", session)
-    try:
-        await client.request("session/resume", session)
-    except Refused as refused:
-        story.after_the_end = refused.code
-
-    chapter(console, "5. What the session still knows")
-    line(console, f"subscriptions   -> {describe(story.live[0])}, live, not subscribed anew")
-    line(console, f"data            -> opened last: {', '.join(story.recent)}")
-    line(
-        console, f"position        -> resume again: {story.resumed_again.get('replayed')} replayed"
-    )
-    line(console, f"session/end     -> the next resume is refused: {story.after_the_end}")
-
-
-def short(identifier: str) -> str:
-    """The beginning of an id. The whole id is all that it takes to resume: it is not shown."""
-    return f"{identifier[:8]}..."
-
-
-def describe(message: Message) -> str:
-    method, name = said(message)
-    return f"{method.removeprefix('notifications/')} {name}".strip()
-
-
-def report(story: Story, console: Console) -> bool:
-    chapter(console, "Checks")
-    failed = 0
-    for title, holds in CHECKS:
-        passed = holds(story)
-        failed += not passed
-        console.print("ok    " if passed else "FAILED", style="green" if passed else "red", end="")
-        line(console, f" {title}")
-    console.print(
-        f"checks: {len(CHECKS) - failed} passed, {failed} failed", style="bold", highlight=False
-    )
-    return failed == 0
+from rich.live import Live
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Cut a connection, resume its session.")
     parser.add_argument(
-        "target", nargs="?", default=str(ROOT / "examples" / "notes_server.py"), help="the server"
+        "target",
+        nargs="?",
+        default=str(ROOT / "examples" / "notes_server.py"),
+        help="the server of the story",
     )
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the terminal")
+    parser.add_argument("--story", action="store_true", help="tell the story behind the demo")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw what it showed")
     arguments = parser.parse_args()
-    target: str = arguments.target
-    picture: Path | None = arguments.picture
+    # What clients and servers log is for a program. The panes show what comes of it.
+    logging.getLogger().addHandler(logging.NullHandler())
     console = Console(soft_wrap=True)
-    if picture is not None:
-        console = Console(width=84, record=True)
-    story = Story()
-    started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mcp-sessions-demo-") as name:
         directory = Path(name)
+        if arguments.story:
+            story = asyncio.run(tell(console, target=arguments.target, directory=directory))
+            return 0 if report(story, console, only_failed=False) else 1
+        has_all, story, recorder = asyncio.run(show(console, directory, target=arguments.target))
+    if arguments.picture is not None:
+        arguments.picture.write_text(recorder.svg(), "utf-8")
+    passed = report(story, console, only_failed=True)
+    return 0 if has_all and passed else 1
+
+
+async def show(console: Console, directory: Path, *, target: str) -> tuple[bool, Story, Recorder]:
+    """Show the panes, and play the story behind them. Whether the right client has it all."""
+    panes = (
+        Pane("the SDK alone", "Client(url)"),
+        Pane("with mcp-sessions", "Client(resumable(url))"),
+    )
+    has_room = fits(console)
+    screen = Screen(panes, None if has_room else console)
+    recorder = Recorder(screen)
+    can_start = asyncio.Event()
+    behind = directory / "story"
+    behind.mkdir()
+
+    async def story_behind() -> Story:
+        await can_start.wait()
+        return await tell(Console(quiet=True), target=target, directory=behind)
+
+    telling = asyncio.create_task(story_behind())
+    has_all = False
+    with live(screen, console) if has_room else quiet():
         try:
-            narration = narrate(story, console, target=target, directory=directory)
-            asyncio.run(asyncio.wait_for(narration, LONGEST))
+            # The SDK takes a second to load.
+            sides = await asyncio.to_thread(import_module, "demo_sides")
+            _, has_all = await sides.play(screen, recorder, directory, can_start.set)
         except Exception as error:
-            # After any error the checks say what did not happen, and the server's last lines say
-            # why.
-            chapter(console, "The story broke off")
-            line(console, f"{type(error).__name__}: {error}")
-            line(console, log_of(directory)[-2000:])
-    line(console, f"\nTold in {time.monotonic() - started:.1f} s.")
-    passed = report(story, console)
-    if picture is not None:
-        picture.write_text(drawn(console), "utf-8")
-    return 0 if passed else 1
+            screen.announce(f"The demo broke off: {type(error).__name__} {error}", "bad")
+        can_start.set()
+    if has_room and not telling.done():
+        line(console, "The checks of a longer story still run ...")
+    return has_all, await telling, recorder
 
 
-def drawn(console: Console) -> str:
-    """Return the record of a console as an SVG that loads nothing from anywhere."""
-    svg = console.export_svg(title="./scripts/demo", unique_id="demo")
-    return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+def fits(console: Console) -> bool:
+    """Whether both panes can be shown here."""
+    return (
+        console.is_terminal
+        and not console.is_dumb_terminal
+        and not os.environ.get("NO_COLOR")
+        and console.width >= LEAST
+        and console.encoding.startswith("utf")
+    )
+
+
+@contextmanager
+def live(screen: Screen, console: Console) -> Generator[None]:
+    with Live(screen, console=console, refresh_per_second=12):
+        yield
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    yield
 
 
 if __name__ == "__main__":

@@ -22,6 +22,21 @@ class ServerFailed(Exception):
     """The server did not start."""
 
 
+BARE = """
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+import sys
+
+file = Path(sys.argv[1])
+sys.path.insert(0, str(file.parent))
+spec = spec_from_file_location(file.stem, file)
+module = module_from_spec(spec)
+spec.loader.exec_module(module)
+module.mcp.run("streamable-http", host="127.0.0.1", port=0)
+"""
+"""Serves the ``MCPServer`` of a file with the SDK alone."""
+
+
 @asynccontextmanager
 async def notes_server(target: str, directory: Path) -> AsyncGenerator[int]:
     """Serve ``target``, its notes and its log in ``directory``; yields the port.
@@ -29,10 +44,27 @@ async def notes_server(target: str, directory: Path) -> AsyncGenerator[int]:
     Raises:
         ServerFailed: It ended, or does not say where it listens within 60 s.
     """
+    serve = ("-m", "mcp_sessions.cli", "serve", target, "--host", "127.0.0.1", "--port", "0")
+    async with process(serve, directory) as port:
+        yield port
+
+
+@asynccontextmanager
+async def bare_server(target: str, directory: Path) -> AsyncGenerator[int]:
+    """Serve the same without the layer.
+
+    Raises:
+        ServerFailed: See ``notes_server``.
+    """
+    async with process(("-c", BARE, target), directory) as port:
+        yield port
+
+
+@asynccontextmanager
+async def process(arguments: tuple[str, ...], directory: Path) -> AsyncGenerator[int]:
     with open(directory / LOG, "wb") as log:  # noqa: ASYNC230  (a new, empty file)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "mcp_sessions.cli", "serve", target),
-            *("--host", "127.0.0.1", "--port", "0"),
+            *(sys.executable, *arguments),
             env={**os.environ, "NOTES_DIR": str(directory / NOTES)},
             stdout=log,
             stderr=log,
@@ -52,7 +84,7 @@ async def notes_server(target: str, directory: Path) -> AsyncGenerator[int]:
 async def port_of(process: asyncio.subprocess.Process, directory: Path) -> int:
     deadline = time.monotonic() + 60
     while process.returncode is None and time.monotonic() < deadline:
-        address = re.search(r"http://127\.0\.0\.1:(\d+)/", log_of(directory))
+        address = re.search(r"http://127\.0\.0\.1:(\d+)[/ ]", log_of(directory))
         if address is not None:
             return int(address[1])
         await asyncio.sleep(0.05)

@@ -11,6 +11,7 @@ from typing import Any
 
 import demo
 import demo_checks
+import demo_story
 import pytest
 from demo_checks import (
     CHECKS,
@@ -39,53 +40,64 @@ def run_demo(
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=50,
+        timeout=110,
     )
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "notes_server.py",
-        pytest.param("notes_server_fastmcp.py", marks=pytest.mark.full),
-    ],
-)
-def notified(
+@pytest.mark.timeout(120)
+def test_without_the_layer_the_call_is_lost_and_with_it_nothing_is(tmp_path: Path) -> None:
+    """On a pipe it is lines: no colours, 80 columns. Behind it the story passes its checks."""
+    ran = run_demo(directory=tmp_path)
+
+    said = ran.stdout.splitlines()
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert any("the SDK alone: lost: " in line for line in said)
+    assert any("with mcp-sessions: answer: " in line for line in said)
+    assert said[-2].startswith("4  the SDK alone: call and changes lost;")
+    assert said[-2].endswith("with mcp-sessions: nothing lost.")
+    assert said[-1] == f"checks: {len(CHECKS)} passed, 0 failed"
+    assert "\x1b" not in ran.stdout and max(map(len, said)) <= 80
+    assert ran.stderr == "" and list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module", params=["notes_server.py", "notes_server_fastmcp.py"])
+def told(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> subprocess.CompletedProcess[str]:
-    """The demo, run on each of the two servers."""
+    """The story, told of each of the two servers."""
     directory = tmp_path_factory.mktemp("elsewhere")
-    ran = run_demo(f"{ROOT}/examples/{request.param}", directory=directory)
+    ran = run_demo("--story", f"{ROOT}/examples/{request.param}", directory=directory)
     assert list(directory.iterdir()) == [], "the demo left something behind"
     return ran
 
 
-def test_the_demo_passes_its_checks(notified: subprocess.CompletedProcess[str]) -> None:
+@pytest.mark.full
+def test_the_story_passes_its_checks(told: subprocess.CompletedProcess[str]) -> None:
     """And says so in its last line, and by its exit status."""
-    assert notified.returncode == 0, notified.stdout + notified.stderr
-    assert notified.stdout.rstrip().splitlines()[-1] == f"checks: {len(CHECKS)} passed, 0 failed"
-    assert "Missed 45, coalesced 41, replayed 4." in notified.stdout
-    assert "index written on the server -> 1 time(s)" in notified.stdout
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert told.stdout.rstrip().splitlines()[-1] == f"checks: {len(CHECKS)} passed, 0 failed"
+    assert "Missed 45, coalesced 41, replayed 4." in told.stdout
+    assert "index written on the server -> 1 time(s)" in told.stdout
 
 
-def test_the_demo_can_be_read_without_a_terminal(
-    notified: subprocess.CompletedProcess[str],
-) -> None:
+@pytest.mark.full
+def test_the_story_can_be_read_without_a_terminal(told: subprocess.CompletedProcess[str]) -> None:
     """No colours, 80 columns, and nothing but the story."""
-    assert "\x1b" not in notified.stdout
-    assert max(map(len, notified.stdout.splitlines())) <= 80
-    assert notified.stderr == ""
+    assert "\x1b" not in told.stdout
+    assert max(map(len, told.stdout.splitlines())) <= 80
+    assert told.stderr == ""
 
 
-def test_the_demo_shows_no_whole_id(notified: subprocess.CompletedProcess[str]) -> None:
+@pytest.mark.full
+def test_the_story_shows_no_whole_id(told: subprocess.CompletedProcess[str]) -> None:
     """A session's id is enough to resume it: it is not for a screen."""
-    assert re.search(r"session/start +-> session \S{8}\.\.\.$", notified.stdout, re.MULTILINE)
-    assert not re.search(r"-> (connection|session) [^ .,]{12,}", notified.stdout)
+    assert re.search(r"session/start +-> session \S{8}\.\.\.$", told.stdout, re.MULTILINE)
+    assert not re.search(r"-> (connection|session) [^ .,]{12,}", told.stdout)
 
 
-def test_the_demo_without_a_server_fails_and_says_why(tmp_path: Path) -> None:
+def test_a_story_without_a_server_fails_and_says_why(tmp_path: Path) -> None:
     """It ends with its line of checks all the same, and with exit status 1."""
-    ran = run_demo("no_such_server.py", directory=tmp_path)
+    ran = run_demo("--story", "no_such_server.py", directory=tmp_path)
 
     assert ran.returncode == 1
     assert "no such file: no_such_server.py" in ran.stdout
@@ -216,7 +228,9 @@ DOCTORED: dict[Callable[[Story], bool], dict[str, Doctor]] = {
     },
     demo_checks.nothing_is_foreign: {
         "not subscribed": lambda story: story.replayed[0]["params"].update(uri="note://drafts"),
-        "repeated": lambda story: story.replayed.insert(0, event(1, UPDATED, demo.RECEIVED_LIVE)),
+        "repeated": lambda story: story.replayed.insert(
+            0, event(1, UPDATED, demo_story.RECEIVED_LIVE)
+        ),
         "another session": another_session,
         "no session named": lambda story: story.replayed[0]["params"].pop("_meta"),
     },
