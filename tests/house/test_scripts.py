@@ -1,6 +1,7 @@
 """``scripts/setup``, ``test`` and ``demo`` before they install anything."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -131,6 +132,29 @@ def test_the_demo_uses_the_environment_of_the_tests_if_it_is_there(
     done = bash(f"{stamped}; set_up_demo; echo $demo_python", path=path, cwd=checkout)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, ".venv/bin/python\n", "")
+
+
+def test_a_bar_counts_the_packages_that_pip_has_and_errors_stay(path: Path) -> None:
+    (path / "awk").symlink_to(shutil.which("awk") or "/usr/bin/awk")
+    said = (
+        "Collecting a",
+        "  Downloading a-1.whl.metadata (1 kB)",
+        "  Downloading a-1.whl (9 kB)",
+        "Collecting b",
+        "ERROR: no b",
+        "Installing collected packages: a",
+    )
+
+    done = bash(f"packages=4; printf '%s\\n' {shlex.join(said)} | draw_progress", path=path)
+
+    drawn = [line.strip() for line in done.stdout.replace("\x1b[K", "").splitlines() if line]
+    assert drawn == [
+        f"[{'.' * 24}] 0 packages, next: a",
+        f"[{'#' * 6}{'.' * 18}] 1 packages",
+        f"[{'#' * 6}{'.' * 18}] 1 packages, next: b",
+        "ERROR: no b",
+        f"[{'#' * 24}] installing 2 packages",
+    ]
 
 
 def test_else_the_demo_installs_what_it_needs_and_nothing_else(path: Path, checkout: Path) -> None:
