@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import Availability
+from mcp_sessions.core.conversation_keys import Rule
+from mcp_sessions.core.host_keys import place_of
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.foundations import (
@@ -46,6 +48,7 @@ from mcp_sessions.server.dispatch.stages.audited import Audited
 from mcp_sessions.server.dispatch.stages.conversation_stage import ConversationStage
 from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, LearnedTools
 from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
+from mcp_sessions.server.dispatch.stages.host_keys import HostKeys, KeyOutside
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
 from mcp_sessions.server.dispatch.stages.task_tools import TaskTools
@@ -109,6 +112,7 @@ class Assembly:
                 "tasks need a store: make the layer with one instead of store=None"
             )
 
+        self._request_keys = _places_of(settings.request_keys, remembers=self.remembers)
         outside = Outside.make(server, replica, self.shell, declared=declared, eras=settings.eras)
         self.external = outside.external
         """The wrapped server if it is outside of this process."""
@@ -223,7 +227,8 @@ class Assembly:
             visibility=visibility,
         )
         joint = None
-        if self.store.exchange is not None:
+        # One step would record no key of a host's.
+        if self.store.exchange is not None and not self._request_keys:
             joint = JointAdmissions(delivery.connections, runner, keys)
         return _Dispatch(
             router=router,
@@ -273,6 +278,12 @@ class Assembly:
                 if conversations is not None
                 else None,
                 handles=handles,
+                host_keys=(
+                    HostKeys(self._request_keys),
+                    partial(KeyOutside, keys, self.lifecycle),
+                )
+                if self._request_keys
+                else None,
                 tasks=(TaskCalls(tasks), TaskMethods(tasks)) if tasks is not None else None,
                 task_tools=TaskTools(tasks, sealed.stamp)
                 if tasks is not None and tasks.policy.tools
@@ -361,6 +372,18 @@ class Assembly:
         )
         self.endpoints.append(endpoint)
         return endpoint
+
+
+def _places_of(request_keys: Sequence[str], *, remembers: bool) -> Sequence[Rule]:
+    try:
+        places = [place_of(where) for where in request_keys]
+    except ConfigurationError as wrong:
+        raise ConfigurationError(f"request_keys {wrong}") from None
+    if places and not remembers:
+        raise ConfigurationError(
+            "request_keys need a store: make the layer with one instead of store=None"
+        )
+    return places
 
 
 def _check_conversations(store: SessionStore, security: SessionSecurity) -> None:

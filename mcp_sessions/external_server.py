@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from mcp_sessions.errors import ConfigurationError
@@ -91,6 +91,9 @@ class ExternalServer:
 
         self.eras: Eras = "both"
         """The eras that are spoken, as a file of several servers says it."""
+
+        self.request_keys: Sequence[str] = ()
+        """The places of request keys that hosts send, as a file of several servers says it."""
 
     @property
     def asks_for_scopes(self) -> bool:

@@ -84,6 +84,7 @@ class SessionLayer:
         token_verifier: TokenVerifier | None = None,
         tasks: TaskPolicy | None = None,
         eras: Eras = "both",
+        request_keys: Sequence[str] = (),
         api_keys: str | os.PathLike[str] | None = None,
         allow: Sequence[str] = (),
         auth_issuer: str | None = None,
@@ -115,6 +116,10 @@ class SessionLayer:
             eras: The eras that are spoken: ``2025`` (with a handshake), ``2026`` or ``both``. With
                 ``2025`` hosts of both begin with a handshake. With ``2026`` a command or a URL of
                 both is spoken to in the 2026 era.
+            request_keys: Places in which hosts send the key of a request that must not run twice:
+                ``"header:Idempotency-Key"``, ``"meta:claudecode/toolUseId"``. The first that is
+                there counts. Outside of sessions, only keys of authenticated clients and of
+                conversations do.
             api_keys: The file of ``mcp-sessions keys``: each HTTP request and WebSocket needs a
                 key of it, or a token.
             allow: The users of the provider that may use the server: ``"*@example.com"``,
@@ -128,9 +133,9 @@ class SessionLayer:
 
         Raises:
             ConfigurationError: The server cannot be wrapped, or the URL names no store; or there
-                are ``conversations`` or ``tasks``, and no store, or conversations and a store that
-                outlives keys of this process; or ``auth`` lacks its verifier, or the server has
-                authentication of its own.
+                are ``conversations``, ``tasks`` or ``request_keys``, and no store; or conversations
+                and a store that outlives keys of this process; or ``auth`` lacks its verifier, or
+                the server has authentication of its own; or a place of request keys is none.
         """
         settings = LayerSettings(
             store=store,
@@ -140,6 +145,7 @@ class SessionLayer:
             hidden=hidden,
             tasks=tasks,
             eras=eras,
+            request_keys=request_keys,
             authentication=partial(
                 _authentication,
                 auth,

@@ -7,7 +7,7 @@ to be there when the layer is made: the code may use ``layer.store`` or ``layer.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -35,6 +35,7 @@ class LayerSettings:
     hidden: Collection[str] = ()
     tasks: TaskPolicy | None = None
     eras: Eras = "both"
+    request_keys: Sequence[str] = ()
     authentication: Callable[[], Authentication | None] = lambda: None
     """Makes what stands before the endpoint. It is called only if nothing replaces it."""
 

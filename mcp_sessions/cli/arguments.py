@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit, urlunsplit
 
 from mcp_sessions.cli.logs import FORMATS, LEVELS, complain
+from mcp_sessions.core.host_keys import place_of
 from mcp_sessions.core.proxies import Proxies
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy, limit_of
@@ -243,6 +244,14 @@ def source(*kinds: str) -> Callable[[str], tuple[str, str]]:
         return kind, name
 
     return parsed
+
+
+def place(text: str) -> str:
+    try:
+        place_of(text)
+    except ConfigurationError as wrong:
+        raise argparse.ArgumentTypeError(str(wrong)) from None
+    return text
 
 
 def header(text: str) -> tuple[str, str]:

@@ -10,13 +10,14 @@ import json
 import logging
 import re
 from argparse import ArgumentTypeError
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
 
 from mcp_sessions.cli.arguments import did_you_mean, duration, expanded
+from mcp_sessions.core.host_keys import place_of
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
@@ -67,7 +68,7 @@ _OF_TASKS: Final = {
 """Members of ``tasks`` → their names in ``TaskPolicy``."""
 
 _TIMES: Final = {"childIdle", "startTimeout", "after", "ttl", "pollInterval", "maxTime"}
-_OTHERS: Final = {"type", "disabled", "enabled", "auth", "eras", "tasks"}
+_OTHERS: Final = {"type", "disabled", "enabled", "auth", "eras", "requestKeys", "tasks"}
 _USED: Final = _OF_COMMAND | _OF_URL | _OURS.keys() | _OTHERS
 _TYPES: Final = {
     "stdio": _OF_COMMAND,
@@ -89,6 +90,7 @@ def servers_of(
     env: Mapping[str, str] = MappingProxyType({}),
     tasks: TaskPolicy | None = None,
     eras: Eras = "both",
+    request_keys: Sequence[str] = (),
 ) -> dict[str, ExternalServer]:
     """Return the enabled servers that the file names, each by the part of its path. A server of
     a kind that is not spoken is left out, with a warning: the others are served.
@@ -99,6 +101,7 @@ def servers_of(
         env: Variables for all commands. A command's own replace them.
         tasks: Which calls of servers become tasks that say nothing of it.
         eras: The eras that are spoken for servers that say nothing of it.
+        request_keys: The places of request keys that hosts send, for servers that name none.
 
     Raises:
         ConfigurationError: The file is missing or invalid, or an entry cannot be served. The error
@@ -144,6 +147,7 @@ def servers_of(
             server = _server(members, {"title": f"the server {name}", **given}, env)
             server.tasks = _tasks(members.get("tasks"), tasks)
             server.eras = _eras(members.get("eras", eras))
+            server.request_keys = _places(members.get("requestKeys"), request_keys)
             servers[part] = server
         except ConfigurationError as failed:
             raise ConfigurationError(f"{file}{_line_of(text, name)}: {name}: {failed}") from failed
@@ -245,6 +249,25 @@ def _eras(given: object) -> Eras:
         if given == eras:
             return eras
     raise ConfigurationError(f"eras must be '2025', '2026' or 'both', not {given!r}")
+
+
+def _places(given: Any, usual: Sequence[str]) -> Sequence[str]:
+    """Return the places of request keys.
+
+    Raises:
+        ConfigurationError: They are none.
+    """
+    if given is None:
+        return usual
+    places: list[Any] = cast("list[Any]", given) if isinstance(given, list) else [None]
+    if not all(isinstance(each, str) for each in places):
+        raise ConfigurationError("requestKeys must be a list of places")
+    try:
+        for each in places:
+            place_of(each)
+    except ConfigurationError as wrong:
+        raise ConfigurationError(f"requestKeys {wrong}") from wrong
+    return tuple(places)
 
 
 def _tasks(given: Any, usual: TaskPolicy | None) -> TaskPolicy | None:

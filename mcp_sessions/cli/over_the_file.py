@@ -27,7 +27,8 @@ _CONVERSATIONS = ("per_principal", "platform_ids", "handle")
 _ACCESS = tuple(Access.__dataclass_fields__)
 _REPLACED = (
     *("store", *LIMIT_OPTIONS, "limit", "conversations", "conversation_key", *_CONVERSATIONS),
-    *("hide", "readable_state", "tasks", "task_after", "task_tools", "eras", *_ACCESS),
+    *("hide", "readable_state", "tasks", "task_after", "task_tools", "eras", "request_key"),
+    *_ACCESS,
 )
 
 
@@ -63,6 +64,8 @@ def options_over(options: argparse.Namespace, said: LayerSettings) -> LayerSetti
         changes["tasks"] = replace(said.tasks or TaskPolicy(), **named)
     elif options.tasks is not None:
         changes["tasks"] = None
+    if options.request_key is not None:
+        changes["request_keys"] = options.request_key
     if options.eras is not None:
         changes["eras"] = options.eras
     access = access_given(options)

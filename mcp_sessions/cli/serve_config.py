@@ -4,7 +4,8 @@ Rules, owned by ``tests/cli/test_reload_config.py``:
 
 1. A new server is served. A removed one is drained, and its path is then no longer served.
 2. A changed server gets new processes for new sessions. The sessions that it has keep theirs. If
-   its kind, ``per``, ``auth``, ``eras`` or ``tasks`` changed, it is drained, and served anew.
+   its kind, ``per``, ``auth``, ``eras``, ``requestKeys`` or ``tasks`` changed, it is drained, and
+   served anew.
 3. A server that did not change notices nothing.
 4. A wrong file or store changes nothing.
 5. A wrong certificate, such as one that expired, is not used. It keeps nothing else from being read
@@ -146,6 +147,7 @@ def layer_maker(
                 authentication=partial(authentication, name),
                 tasks=server.tasks,
                 eras=server.eras,
+                request_keys=server.request_keys,
             )
             return Assembly(server, settings, clock=time.time)
         except ConfigurationError as failed:
@@ -191,7 +193,8 @@ def servers_by_path(options: argparse.Namespace) -> dict[str, ExternalServer]:
     env: dict[str, str] = dict(options.env or ())
     given = given_options(options)
     eras = options.eras or "both"
-    servers = servers_of(options.config, given, env, task_policy(options), eras)
+    keys = tuple(options.request_key or ())
+    servers = servers_of(options.config, given, env, task_policy(options), eras, keys)
     return {f"/{name}{options.path}": server for name, server in servers.items()}
 
 

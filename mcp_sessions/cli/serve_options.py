@@ -313,6 +313,12 @@ def _add_limits(group: types.Options) -> None:
         types.duration,
     )
     group.add("--task-tools", "two plain tools, for clients that know no tasks", default=None)
+    group.add(
+        "--request-key WHERE",
+        "header:NAME or meta:NAME is a request key *",
+        types.place,
+        action="append",
+    )
 
 
 def _add_start_and_stop(group: types.Options) -> None:

@@ -64,16 +64,24 @@ def conversation_key(
     Raises:
         ValueError: The value is no key. The text is the rule's name.
     """
-    for source, name, member in rules:
-        said: Mapping[str, Any] = meta if source == "meta" else headers
-        if name in said:
-            value = said[name]
-            if member and isinstance(value, dict):
+    said = said_by(rules, meta, headers)
+    return checked_key(said[0].name, said[1]) if said is not None else None
+
+
+def said_by(
+    rules: Sequence[Rule], meta: Mapping[str, Any], headers: Mapping[str, str]
+) -> tuple[Rule, Any] | None:
+    """Return the first value that is there, and its rule. None: none is."""
+    for rule in rules:
+        said: Mapping[str, Any] = meta if rule.source == "meta" else headers
+        if rule.name in said:
+            value = said[rule.name]
+            if rule.member and isinstance(value, dict):
                 inner = cast("dict[str, Any]", value)
-                if member not in inner:
+                if rule.member not in inner:
                     continue
-                value = inner[member]
-            return checked_key(name, value)
+                value = inner[rule.member]
+            return rule, value
     return None
 
 

@@ -62,8 +62,11 @@ def idle_times(policy: SessionPolicy) -> dict[Mode, float]:
 
 def longest_life(mode: Mode, policy: SessionPolicy) -> float:
     """How long a session of a mode can live. If the idle time is longer than the lifetime, it is
-    added: a client that comes back in it finds its session.
+    added: a client that comes back in it finds its session. A key that is known when its session
+    ends would run again: such a session ends only if nobody uses it.
     """
+    if mode is Mode.KEYS:
+        return math.inf
     return policy.max_lifetime + (_longer(mode, policy) or 0)
 
 
@@ -75,6 +78,9 @@ def _longer(mode: Mode, policy: SessionPolicy) -> float | None:
     if mode in (Mode.AGENT, Mode.CONNECTION):
         return math.inf
     forget = policy.forget_after
+    if mode is Mode.KEYS:
+        # It is of use until its last key is forgotten, and unused from then on.
+        return (forget or policy.idle_timeout) + policy.request_key_lifetime
     sleeps = mode in SLEEPERS and forget is not None and forget > policy.idle_timeout
     return forget if sleeps or mode in UNNAMED else None
 

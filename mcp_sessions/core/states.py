@@ -35,11 +35,15 @@ class Mode(Enum):
     TASK = "task"
     """Made by the server for a call that became a task. Its id is the task's id."""
 
+    KEYS = "keys"
+    """Made by the server for the request keys that a host sends outside of sessions. It ends when
+    it is unused, and at no other time. No message names it."""
+
     AGENT = "agent"
     """Made by ACP's ``session/new``. It never expires, and its event log has no bound."""
 
 
-UNNAMED: Final = frozenset({Mode.CONVERSATION, Mode.TASK})
+UNNAMED: Final = frozenset({Mode.CONVERSATION, Mode.TASK, Mode.KEYS})
 """Modes of sessions that no message names as a session. They have no event log of their own."""
 
 

@@ -209,8 +209,9 @@ class SessionStore(Ends, Protocol):
         limit: int,
     ) -> Sequence[SessionRecord]:
         """End up to ``limit`` of the principal's sessions of ``Mode.CONVERSATION`` that were not
-        used for so long, and of the others that sleep; those first that were not used for longest.
-        The records as they were. For the arguments see :meth:`evict`.
+        used for so long, of those of ``Mode.KEYS`` that were not since their keys were forgotten,
+        and of the others that sleep; those first that were not used for longest. The records as
+        they were. For the arguments see :meth:`evict`.
         """
         ...
 

@@ -25,10 +25,11 @@ _SHARE = 10
 
 def most_of_one(mode: Mode, policy: SessionPolicy) -> int | None:
     """How many sessions a principal may have for one of a mode to be made; None: any number."""
-    if mode is Mode.TASK or (
+    if mode in (Mode.TASK, Mode.KEYS) or (
         policy.max_sessions_per_principal is None and mode is Mode.CONVERSATION
     ):
-        # It costs who makes up a name nothing, not even a connection. All tasks are of one owner.
+        # It costs who makes up a name nothing, not even a connection. All tasks, and all keys
+        # outside of sessions, are of one owner.
         return max(1, policy.max_sessions // _SHARE)
     return policy.max_sessions_per_principal
 

@@ -36,6 +36,7 @@ OTHER: Mapping[str, tuple[str, Any]] = {
     "--env": ("A=1", [("A", "1")]),
     "--handle": ("pay", ["pay"]),
     "--conversation-key": ("header:X-Chat", [("header", "X-Chat")]),
+    "--request-key": ("header:X-Key", ["header:X-Key"]),
     "--hide": ("a*", ["a*"]),
     "--host": ("localhost", "localhost"),
     "--store": ("redis://localhost", "redis://localhost"),

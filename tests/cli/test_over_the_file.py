@@ -128,6 +128,7 @@ def test_the_code_of_the_file_has_what_is_served(here: Path) -> None:
         (["--tasks"], "tasks", TaskPolicy(never=["x"])),
         (["--tasks", "--task-after", "9"], "tasks", TaskPolicy(never=["x"], after=9)),
         (["--eras", "2025"], "eras", "2025"),
+        (["--request-key", "header:X-Key"], "request_keys", ["header:X-Key"]),
         (["--limit", "max_age=1h"], "policy", SessionPolicy(max_events=3, max_age=3_600)),
         (
             ["--conversations", "--conversation-key", "header:X-Chat"],
@@ -149,7 +150,17 @@ def test_each_option_replaces_its_own_part(options: list[str], field: str, expec
     found = options_over(settings(*options), said)
 
     assert getattr(found, field) == expected
-    others = {"policy", "hidden", "conversations", "tasks", "store", "security", "eras"} - {field}
+    others = {
+        "policy",
+        "hidden",
+        "conversations",
+        "tasks",
+        "store",
+        "security",
+        "eras",
+        "request_keys",
+    }
+    others -= {field}
     assert all(getattr(found, name) is getattr(said, name) for name in others)
 
 

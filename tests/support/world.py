@@ -13,7 +13,7 @@ store in memory must hold over any other one.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -316,6 +316,7 @@ async def world(
     auth: Any = None,
     tasks: TaskPolicy | None = None,
     eras: Eras = "both",
+    request_keys: Sequence[str] = (),
     **limits: Any,
 ) -> AsyncGenerator[World]:
     """A wrapped server, running.
@@ -327,6 +328,7 @@ async def world(
         auth: What stands before it.
         tasks: Which calls become tasks.
         eras: The eras that the layer speaks.
+        request_keys: The places of request keys that hosts send.
         limits: Of the policy.
     """
     box = box or Toolbox()
@@ -350,6 +352,7 @@ async def world(
         auth=auth,
         tasks=tasks,
         eras=eras,
+        request_keys=request_keys,
         clock=clock,
     )
     app = layer.asgi_app()

@@ -21,6 +21,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from mcp_sessions.core.message import MALFORMED_KEY, Message
 from mcp_sessions.core.messages import NotNamed, RequestId, error_body
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
     InvalidReason,
@@ -55,6 +56,14 @@ class Outcome(NamedTuple):
     error: dict[str, Any] | None
     away: StoreUnavailable | None = None
     """The store's failure of which the error tells: nothing ran."""
+
+
+class KeyScope(NamedTuple):
+    """A session in which the key of a request outside of sessions is recorded."""
+
+    session_id: SessionId
+    mode: Mode
+    principal: Principal
 
 
 ANSWERED: Final = Outcome(None, None)
@@ -129,6 +138,12 @@ class Call:
 
     key: RequestKey | None = field(init=False, default=None)
     """The request key that is recorded with its admission."""
+
+    key_of_host: RequestKey | None = field(init=False, default=None)
+    """The key that its host sent. None: it sent none, or the request has one of its own."""
+
+    key_scope: KeyScope | None = field(init=False, default=None)
+    """Where its key is recorded. None: in its protocol-mode session."""
 
     instead_of: str = field(init=False, default="")
     """A run of its key that never began; see :class:`~mcp_sessions.core.request_keys.KeyUse`."""
@@ -248,7 +263,9 @@ class Run(CallWork, Protocol):
         ...
 
     @property
-    def session_id(self) -> SessionId | None: ...
+    def keyed_in(self) -> SessionId | None:
+        """The session in which its key is recorded."""
+        ...
 
     @property
     def key(self) -> RequestKey | None: ...
@@ -396,8 +413,8 @@ class Calls(Generic[R]):
         self._running[run] = None
         for session_id in run.sessions:
             self._by_session.setdefault(session_id, {})[run] = None
-        if run.session_id is not None and run.key is not None:
-            self._by_key[run.session_id, run.key] = run
+        if run.keyed_in is not None and run.key is not None:
+            self._by_key[run.keyed_in, run.key] = run
         for call in run.waiters:
             call.work = run
 
@@ -414,8 +431,8 @@ class Calls(Generic[R]):
         """Note that the outcome is in the store: no later call joins the run, and its calls have
         ended.
         """
-        if run.session_id is not None and run.key is not None:
-            self._by_key.pop((run.session_id, run.key), None)
+        if run.keyed_in is not None and run.key is not None:
+            self._by_key.pop((run.keyed_in, run.key), None)
         for call in run.waiters:
             self.close(call)
 

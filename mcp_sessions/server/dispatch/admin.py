@@ -82,7 +82,7 @@ class Sessions:
             )
             for record in sorted(records, key=lambda record: record.life.created_at)
             if not has_come(record.life.expires_at, now)
-            and record.mode is not Mode.TASK
+            and record.mode not in (Mode.TASK, Mode.KEYS)
             and (mode is None or record.mode is mode)
         ]
 

@@ -6,7 +6,7 @@ The lists are made at the start. A feature that is off is in none of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mcp_sessions.core.visibility import Visibility
@@ -18,6 +18,7 @@ from mcp_sessions.server.dispatch.stages.conversation_stage import ConversationS
 from mcp_sessions.server.dispatch.stages.gates import Gates
 from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, LearnedTools
 from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
+from mcp_sessions.server.dispatch.stages.host_keys import HostKeys, KeyOutside
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency, KeyLock, KnownKey
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
 from mcp_sessions.server.dispatch.stages.task_tools import TaskTools
@@ -33,6 +34,7 @@ class Features:
     idempotency: Idempotency | None
     conversation: ConversationStage | None
     handles: tuple[LearnedTools, HandleTools] | None
+    host_keys: tuple[HostKeys, Callable[[BeginAnew], KeyOutside]] | None = None
     tasks: tuple[TaskCalls, TaskMethods] | None = None
     task_tools: TaskTools | None = None
 
@@ -63,6 +65,10 @@ class Path:
         self._acceptance = Acceptance(runner.calls)
         keys = stages.features.idempotency
         self._keys = (KeyLock(keys), KnownKey(keys, begin_anew)) if keys is not None else None
+        self._of_hosts: tuple[Stage, Stage] | None = None
+        if stages.features.host_keys is not None:
+            found, outside = stages.features.host_keys
+            self._of_hosts = (found, outside(begin_anew))
         self.ours: tuple[Stage, ...] = (
             Acceptance(runner.calls, is_ours=True),
             stages.methods,
@@ -93,6 +99,13 @@ class Path:
         self.keyed = tuple(self._listed(self._keys))
         """For a request with one."""
 
+        self.of_hosts: tuple[Stage, ...] = ()
+        """For a request that has none of its own, but perhaps one that its host sends. Empty: no
+        place of such a key is named."""
+
+        if self._of_hosts is not None:
+            self.of_hosts = tuple(self._listed(self._keys, self._of_hosts))
+
         stages, unused = self._stages, list[Stage]()
         if stages.features.handles is None:
             unused.append(stages.association)
@@ -106,11 +119,17 @@ class Path:
         self.alone = tuple(each for each in self.keyless if each not in unused)
         """The same on no connection. Its handler has a session only of a conversation."""
 
-    def _listed(self, keys: tuple[KeyLock, KnownKey] | None) -> Iterable[Stage]:
+    def _listed(
+        self,
+        keys: tuple[KeyLock, KnownKey] | None,
+        of_hosts: tuple[Stage, Stage] | None = None,
+    ) -> Iterable[Stage]:
         stages, features = self._stages, self._stages.features
         # While the audit is on, which may change at any time, the router runs it first. Limits
         # come first: what is refused here costs nothing.
         yield self._acceptance
+        if of_hosts is not None:
+            yield of_hosts[0]
         if keys is not None:
             # Before the key is recorded: the same request may come twice at once.
             yield keys[0]
@@ -125,6 +144,9 @@ class Path:
         if features.conversation is not None:
             # Only a request without another session has that of its conversation.
             yield features.conversation
+        if of_hosts is not None:
+            # A key outside of sessions may count in the conversation only.
+            yield of_hosts[1]
         if self._gates.is_on:
             # After every way to a session.
             yield self._gates

@@ -151,6 +151,8 @@ class Router:
             return path.of_tasks
         if request.key is not None:
             return path.keyed
+        if path.of_hosts:
+            return path.of_hosts
         # Malformed metadata names no session here. The first stage refuses it.
         if isinstance(request.session, NotNamed):
             if inbound.connection is None:
@@ -278,7 +280,8 @@ class Router:
             await _answer(call, Outcome(None, wire_error(OutcomeUnknown())))
             return
         call.known_in, call.instead_of = known_in, instead_of
-        await self._through(self.path.keyed[1:], call, is_again=True)
+        stages = self.path.keyed if call.key_of_host is None else self.path.of_hosts
+        await self._through(stages[1:], call, is_again=True)
 
     async def _cancel(self, notification: Message, inbound: Inbound) -> None:
         cancelled = error_body(REQUEST_CANCELLED, "Request cancelled")

@@ -79,6 +79,10 @@ class RunningRequest:
         self.conversation_session = conversation.session_id if conversation is not None else None
         """The session of its conversation, of which its client knows nothing."""
 
+        scope = call.key_scope
+        self.keyed_in = scope.session_id if scope is not None else self.session_id
+        """The session in which its key is recorded."""
+
         connection = call.inbound.connection
         in_transport = connection.transport_session if connection is not None else None
         self.sessions: list[SessionId] = []
@@ -87,6 +91,8 @@ class RunningRequest:
         for session_id in (self.session_id, in_transport, self.conversation_session):
             if session_id is not None:
                 self.sessions.append(session_id)
+        if scope is not None and scope.session_id != in_transport:
+            self.sessions.append(scope.session_id)
         self.waiters = [call]
         self.listener = call
         """The newest sending whose client listens. If none does, the newest that did."""
@@ -174,8 +180,10 @@ class RunningRequest:
         that carried a request of a protocol-mode session, which outlives any connection; and with
         its conversation's its handler loses what it keeps there, and no more.
         """
-        is_of_transport = self.session_id is None and session_id != self.conversation_session
-        return is_of_transport or session_id == self.session_id
+        connection = self._call.inbound.connection
+        in_transport = connection.transport_session if connection is not None else None
+        own = self.session_id if self.session_id is not None else in_transport
+        return session_id == own
 
     async def abort(self, error: dict[str, Any]) -> None:
         """Answer with ``error`` now and cancel the handler, however long that takes it."""
@@ -318,9 +326,9 @@ class RunningRequest:
         if self._questions is not None:
             self._questions.end()
         try:
-            if self.key is not None and self.session_id is not None:
-                await outcomes.keep(self.session_id, self.key, outcome, self.request.method)
-            if is_long:
+            if self.key is not None and self.keyed_in is not None:
+                await outcomes.keep(self.keyed_in, self.key, outcome, self.request.method)
+            if is_long or self._call.key_scope is not None:
                 await outcomes.touch(self.sessions)
         except StoreUnavailable as failed:
             # The handler ran: whoever still listens gets the answer.

@@ -97,7 +97,9 @@ class Expiring(Tables):
         limit: int,
     ) -> Sequence[SessionRecord]:
         latest = dict.fromkeys(SLEEPERS, asleep_by(now, self._policy))
-        latest[Mode.CONVERSATION] = unused_by(Mode.CONVERSATION, now, unused_for, self._policy)
+        for mode in (Mode.CONVERSATION, Mode.KEYS):
+            # That of a conversation for both: the time of its keys is not counted as unused.
+            latest[mode] = unused_by(Mode.CONVERSATION, now, unused_for, self._policy)
 
         def goes(record: SessionRecord) -> bool:
             return (

@@ -156,7 +156,7 @@ class MemoryStore(EventsInMemory, Expiring, EndsInMemory):
         self._sessions[session_id] = MemorySession(record, log)
         self._by_principal[principal] = owner
         owner.sessions += 1
-        if life.ends_at != math.inf:
+        if life.expires_at != math.inf:
             heapq.heappush(self._deadlines, (life.expires_at, session_id))
         return record
 

@@ -237,9 +237,9 @@ class SQLiteStore(EventsInFile, AttachmentsInFile, BelongingsInFile, EndsInFile)
         asleep = asleep_by(now, self._policy)
         latest = unused_by(Mode.CONVERSATION, now, unused_for, self._policy)
         return await self._evict(
-            f"owner = ? AND (mode = ? AND {session_rows.DUE}"
+            f"owner = ? AND (mode IN ('conversation', 'keys') AND {session_rows.DUE}"
             f" OR mode IN ({session_rows.SLEEPERS}) AND {session_rows.DUE}) ORDER BY expires_at",
-            (session_rows.owner_bytes(principal), Mode.CONVERSATION.value, latest, asleep),
+            (session_rows.owner_bytes(principal), latest, asleep),
             latest=max(asleep, latest),
             held=held,
             limit=limit,

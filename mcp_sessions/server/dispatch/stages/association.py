@@ -18,7 +18,7 @@ from mcp_sessions.core.request_keys import Begun, KeyUse, content_digest
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import InvalidReason, InvalidRequest, SessionDetached, SessionNotFound
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
-from mcp_sessions.server.calls.table import Call, Outcome, Stage
+from mcp_sessions.server.calls.table import Call, KeyScope, Outcome, Stage
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.connection import Inbound, NotChanged
 from mcp_sessions.server.delivery.delivery import Delivery
@@ -117,9 +117,13 @@ class Association(Stage):
         fencing_epoch: FencingEpoch | None = None,
         *,
         instead_of: str = "",
+        scope: KeyScope | None = None,
     ) -> Admitted:
         """Admit a message to a session, as :meth:`before` does. The run of a key that is recorded
         now is settled by who begins it.
+
+        Args:
+            scope: The session is one for keys.
 
         Raises:
             SessionNotFound: It is not there, or not the sender's.
@@ -138,8 +142,8 @@ class Association(Stage):
             use = KeyUse(key, digest, self._runner.process, scopes, run, instead_of)
         admitted = await self._store.admit(
             session_id,
-            inbound.principal,
-            mode=Mode.PROTOCOL,
+            inbound.principal if scope is None else scope.principal,
+            mode=Mode.PROTOCOL if scope is None else scope.mode,
             now=self._clock(),
             held=session_id in self._runner.held,
             fencing_epoch=fencing_epoch,

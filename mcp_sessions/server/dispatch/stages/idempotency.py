@@ -66,14 +66,19 @@ class Idempotency:
         is_admitted = joint is not None and joint.is_admitted
         if not is_admitted:
             session_id = await self.association.session_of(call.request, inbound)
-        if call.known_in is not None and session_id != call.known_in:
+        key = call.request.key or call.key_of_host
+        is_outside = session_id is None and call.key_of_host is not None
+        if call.known_in is not None and session_id != call.known_in and not is_outside:
             # Its connection went on to another session.
             raise OutcomeUnknown
-        call.key = key = call.request.key
+        call.key = key
         if session_id is not None and key is not None:
-            lock = self.begin_of((session_id, key))
-            await lock.acquire()
-            call.lock = lock
+            await self.hold(call, session_id, key)
+
+    async def hold(self, call: Call, session_id: SessionId, key: RequestKey) -> None:
+        lock = self.begin_of((session_id, key))
+        await lock.acquire()
+        call.lock = lock
 
     async def again(self, call: Call, begin_anew: BeginAnew) -> Outcome | None:
         """Serve a request whose key is known. None: it is not.
@@ -90,7 +95,10 @@ class Idempotency:
         admitted = call.admitted
         if admitted is not None and self._never_began(admitted):
             call.instead_of = admitted.run or ""
-            await self.association.before(call)
+            if call.key_scope is not None and call.key is not None:
+                call.admitted = await self.admit(call, call.key_scope.session_id, call.key)
+            else:
+                await self.association.before(call)
             admitted = call.admitted
         if admitted is None or admitted.key is None or admitted.key is Begun.FIRST:
             return None
@@ -152,8 +160,16 @@ class Idempotency:
             result = self._sealed.stamp(result, admitted.record)
         await inbound.complete(request_id, inbound.of_its_era(result))
 
+    async def admit(self, call: Call, session_id: SessionId, key: RequestKey) -> Admitted:
+        admit, scope = self.association.admit, call.key_scope
+        instead_of = call.instead_of
+        inbound, request = call.inbound, call.request
+        return await admit(session_id, inbound, request, key, instead_of=instead_of, scope=scope)
+
     async def _admit_again(self, call: Call, session_id: SessionId, key: RequestKey) -> Admitted:
-        admitted = await self.association.admit(session_id, call.inbound, call.request, key)
+        admitted = await self.association.admit(
+            session_id, call.inbound, call.request, key, scope=call.key_scope
+        )
         if admitted.key is Begun.FIRST and admitted.run is not None:
             # Known before and forgotten since: what that run did, nobody knows.
             self._runner.runs.settle(admitted.run)

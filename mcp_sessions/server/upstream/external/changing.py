@@ -23,9 +23,12 @@ from mcp_sessions.server.upstream.external.slot import Slot
 
 def can_follow(before: ExternalServer, after: ExternalServer) -> bool:
     """Whether a layer of one server can start the children of the other. It asks each client for
-    the scopes that it began with, speaks the same eras, and turns the same calls into tasks.
+    the scopes that it began with, speaks the same eras, turns the same calls into tasks, and finds
+    request keys in the same places.
     """
     if before.tasks != after.tasks or before.eras != after.eras:
+        return False
+    if before.request_keys != after.request_keys:
         return False
     if before.scopes != after.scopes or before.tool_scopes != after.tool_scopes:
         return False

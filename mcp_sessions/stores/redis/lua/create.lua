@@ -15,7 +15,7 @@ if known[1] then
 end
 redis.call('HSET', base, 'member', member, unpack(ARGV, 4))
 local expires, ends, mode = unpack(redis.call('HMGET', base, 'expires', 'ends', 'mode'))
-if mode ~= 'conversation' and mode ~= 'task' then
+if mode ~= 'conversation' and mode ~= 'task' and mode ~= 'keys' then
     save(new_log('events', epoch))
 end
 move_deadline(now, expires, ends)

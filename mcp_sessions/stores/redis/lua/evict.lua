@@ -22,7 +22,7 @@ local function goes()
         return false
     end
     if ARGV[4] == '1' then
-        return mode == 'conversation'
+        return mode == 'conversation' or mode == 'keys'
     end
     return mode == 'transport' and not times[5] and (not times[6] or ARGV[5] == '1')
         and redis.call('EXISTS', base .. ':u', base .. ':c') == 0
