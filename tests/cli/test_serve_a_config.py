@@ -197,6 +197,18 @@ def test_each_server_says_which_of_its_calls_are_tasks(tmp_path: Path) -> None:
     ]
 
 
+def test_each_server_says_where_its_hosts_send_request_keys(tmp_path: Path) -> None:
+    usual, own = ("header:Idempotency-Key",), ["meta:claudecode/toolUseId"]
+    entries = {"a": ENTRY, "b": {**ENTRY, "requestKeys": own}, "c": {**ENTRY, "requestKeys": []}}
+    servers = servers_of(written(tmp_path, entries), {}, request_keys=usual)
+    assert {name: each.request_keys for name, each in servers.items()} == {
+        "a": usual,
+        "b": tuple(own),
+        "c": (),
+    }
+    assert not can_follow(servers["a"], servers["b"])
+
+
 def test_a_server_whose_tasks_changed_is_served_anew(tmp_path: Path) -> None:
     before, same, after = (
         servers_of(written(tmp_path, {"a": {**ENTRY, "tasks": tasks}}), {})["a"]
@@ -240,6 +252,11 @@ def test_a_server_whose_tasks_changed_is_served_anew(tmp_path: Path) -> None:
         ({**ENTRY, "type": "http"}, "is not for servers of type http"),
         ({**ENTRY, "url": "https://host/"}, "is not for servers of type http"),
         ({"type": "carrier"}, "a: type: stdio or http"),
+        ({**ENTRY, "requestKeys": "header:X"}, "a: requestKeys must be a list of places"),
+        (
+            {**ENTRY, "requestKeys": ["X"]},
+            "a: requestKeys must be header:NAME or meta:NAME, not 'X'",
+        ),
         ({**ENTRY, "tasks": "yes"}, "a: tasks must be true, false or an object"),
         ({**ENTRY, "tasks": {"every": ["build"]}}, "a: tasks has no every"),
         ({**ENTRY, "tasks": {"always": "build"}}, "a: tasks.always must be a list of tools"),

@@ -169,7 +169,7 @@ def service(
         yield Service(f"http://127.0.0.1:{port}/mcp", user, runs)
 
 
-@pytest.mark.parametrize("era", ["modern", "handshake"])
+@pytest.mark.parametrize("era", ["modern", pytest.param("handshake", marks=pytest.mark.full)])
 def test_the_call_of_a_host_that_was_killed_is_answered_when_it_is_sent_again(
     service: Service, era: str
 ) -> None:
