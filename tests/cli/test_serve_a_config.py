@@ -199,7 +199,11 @@ def test_each_server_says_which_of_its_calls_are_tasks(tmp_path: Path) -> None:
 
 def test_each_server_says_where_its_hosts_send_request_keys(tmp_path: Path) -> None:
     usual, own = ("header:Idempotency-Key",), ["meta:claudecode/toolUseId"]
-    entries = {"a": ENTRY, "b": {**ENTRY, "requestKeys": own}, "c": {**ENTRY, "requestKeys": []}}
+    entries: Any = {
+        "a": ENTRY,
+        "b": {**ENTRY, "requestKeys": own},
+        "c": {**ENTRY, "requestKeys": []},
+    }
     servers = servers_of(written(tmp_path, entries), {}, request_keys=usual)
     assert {name: each.request_keys for name, each in servers.items()} == {
         "a": usual,

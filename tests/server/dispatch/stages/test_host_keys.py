@@ -118,7 +118,8 @@ async def test_fewer_scopes_do_not_get_the_answer() -> None:
 async def test_a_malformed_key_is_refused(era: Era, wrong: str) -> None:
     """KEY15."""
     async with world(request_keys=ON) as w:
-        for options in ({"key": wrong}, {"member": wrong}, {"member": 7}):
+        given: list[Any] = [{"key": wrong}, {"member": wrong}, {"member": 7}]
+        for options in given:
             error = await (await sent(await alice_in(w), era, text="hi", **options)).error()
             assert error["code"] == -32602
         assert w.box.calls == []
@@ -228,12 +229,14 @@ async def test_each_round_of_a_call_is_a_request_of_its_own() -> None:
     async with world(request_keys=ON) as w:
         client = ModernClient(await alice_in(w), capabilities={"elicitation": {}})
         options: Json = {"headers": {HEADER: "k"}}
-        for _ in range(2):
-            asked = await client.call("ask", {"question": "who?"}, **options).result()
-            assert asked["resultType"] == "input_required"
+        first, asked = [
+            await client.call("ask", {"question": "who?"}, **options).result() for _ in range(2)
+        ]
+        assert asked == first
+        assert asked["resultType"] == "input_required"
         [key] = asked["inputRequests"]
         for answer in ("me", "me"):
-            params = {
+            params: Json = {
                 **call_params("ask", {"question": "who?"}),
                 "inputResponses": {key: {"action": "accept", "content": {"answer": answer}}},
                 "requestState": asked["requestState"],
@@ -265,7 +268,7 @@ async def test_a_call_that_became_a_task_is_answered_with_it_again() -> None:
 
 async def test_a_key_is_known_for_its_lifetime_and_no_longer() -> None:
     """Also if that is longer than a session lives without a request (KEY12)."""
-    limits = {"idle_timeout": 60, "forget_after": 60, "request_key_lifetime": 3_600}
+    limits: Json = {"idle_timeout": 60, "forget_after": 60, "request_key_lifetime": 3_600}
     async with world(request_keys=ON, max_lifetime=120, **limits) as w:
         alice = await alice_in(w)
         assert await text(alice, "modern", key="k", text="hi") == "hi"
