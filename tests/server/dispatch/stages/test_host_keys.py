@@ -9,7 +9,7 @@ import pytest
 from mcp_sessions import Conversations, SessionLayer, StdioServer
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.task_policy import TaskPolicy
+from mcp_sessions.policy import TaskPolicy
 from tests.server.requests.test_tasks import CAPABILITIES, ENDED, named, text_of, until
 from tests.support.modern import ModernClient
 from tests.support.raw import Carrier, Json, RawClient, Reply, call_params
