@@ -88,6 +88,10 @@ class Client(ABC):
         """The history's name of the session that its connection has by itself."""
 
         self.position: str | None = None
+        self._resumes = False
+        self._came_before: set[str] = set()
+        """Events that came while it asked for its session. They may come again, once (ATT6)."""
+
         self.uris: list[str] = []
         """What its session is subscribed to."""
 
@@ -232,7 +236,10 @@ class Client(ABC):
         params: Json = {"sessionId": session}
         if position is not None:
             params["lastSessionEventId"] = position
-        return self.was_resumed(session, await self.until_asked("session/resume", params))
+        self._came_before, self._resumes = set(), True
+        answer = await self.until_asked("session/resume", params)
+        self._resumes = False
+        return self.was_resumed(session, answer)
 
     def was_resumed(self, session: str, answer: Json) -> bool:
         """Take the answer to a resume; whether there is that session."""
@@ -286,6 +293,11 @@ class Client(ABC):
         meta: Json = params.get("_meta") or {}
         event_id: str | None = params.get("sessionEventId") or meta.get(EVENT_ID)
         if event_id is not None:
+            if event_id in self._came_before:
+                self._came_before.remove(event_id)
+                return
+            if self._resumes:
+                self._came_before.add(event_id)
             self.position = event_id
         if "id" in message:
             self._asked(message, on)

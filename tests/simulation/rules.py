@@ -284,11 +284,18 @@ def who_lost_its_session_hears_nothing_of_it(facts: Facts) -> Iterator[str]:
         owns = taken.get((hears["client"], session))
         if said is None or owns is None or not facts.after(owns, said):
             continue
-        if not any(
-            s["client"] == hears["client"] and s["session"] == session and facts.after(owns, s)
-            for s in facts.by["sends"]
-        ):
+        named = [s for s in facts.by["sends"] if facts.after(owns, s)]
+        # Sent before, it may arrive after.
+        named += [ran for ran in facts.by["ran"] if facts.after(owns, ran)]
+        named += [o for o in facts.by["owns"] if facts.after(owns, o)]
+        if not any(_names(facts, each, hears["client"], session) for each in named):
             yield f"{hears['client']} lost its session, and heard a later event: {hears}"
+
+
+def _names(facts: Facts, record: Record, client: str, session: str) -> bool:
+    call = record.get("call", "")
+    named = record.get("session") or facts.session_of.get(call)
+    return named == session and record.get("client", facts.caller.get(call)) == client
 
 
 def who_loses_its_session_is_told(facts: Facts) -> Iterator[str]:
@@ -379,6 +386,9 @@ def an_open_question_is_put_again(facts: Facts) -> Iterator[str]:
             for ran in facts.by["ran"]
         )
         if question in told or not is_outside:
+            continue
+        if call in ended and ended[call]["how"] == "cancelled":
+            # Its client left it, and a server at a URL asks on the response that ended then.
             continue
         # A server at a URL asks on a stream, which ends with the replica that read it.
         if session in facts.gone or facts.process_died_during(call):

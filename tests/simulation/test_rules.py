@@ -249,6 +249,23 @@ def test_who_is_not_connected_cannot_be_told_that_it_lost_its_session() -> None:
     assert violations(history) == []
 
 
+def test_a_request_that_was_on_its_way_brings_a_session_back() -> None:
+    history = good()
+    BROKEN["who_lost_its_session_hears_nothing_of_it"](history)
+    records = history.records
+    records.insert(at(history, "says", **_EVENT), records.pop(at(history, "ran")))
+    found = {violation.rule for violation in violations(history)}
+    assert "who_lost_its_session_hears_nothing_of_it" not in found
+
+
+def test_who_left_a_call_is_not_asked_on_its_response() -> None:
+    history = good()
+    BROKEN["an_open_question_is_put_again"](history)
+    other("ended", {"how": "cancelled"})(history)
+    other("sends", {"survives": False})(history)
+    assert violations(history) == []
+
+
 def test_an_unknown_outcome_is_no_second_answer() -> None:
     """An answer that was kept may be dropped, or be lost with its process."""
     history = good()

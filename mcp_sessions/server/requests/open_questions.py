@@ -6,8 +6,8 @@
    its requests: on one that the client still listens to, or else on the first one for which it
    comes back. A repeated request gets the questions of its response once more.
 3. The first answer counts. It is taken back from the other responses.
-4. If the response of its request ends, its client has it there, and may answer it as long as
-   another request is open that it may be about. Otherwise the question fails, and is withdrawn.
+4. If the request on whose response it stands ends, it waits as long as another request is open that
+   it may be about: its client may have it already. Else it fails, and is withdrawn.
 """
 
 from __future__ import annotations
@@ -152,32 +152,30 @@ class OpenQuestions:
             if self not in asked.on:
                 continue
             asked.on.remove(self)
-            if not asked.on and (heir := self._heir_of(asked)) is not None:
-                # Its client has it, and may well answer it.
-                asked.on.append(heir)
             if asked.on:
+                continue
+            if any(each.may_get(asked) for each in asked.about):
+                self._leave(asked)
                 continue
             withdrawal = asked.question.withdraw(reason) if asked.is_open else None
             self._shared.questions.fail(asked.question, INTERNAL_ERROR, reason)
             if withdrawal is not None:
                 self._withdraw(withdrawal, asked.question.log_key)
 
+    def _leave(self, asked: _Asked) -> None:
+        connection = self._request.listener.inbound.connection
+        for other in reversed(asked.about):
+            is_same = other._request.listener.inbound.connection is connection
+            if self.is_heard and connection is not None and is_same:
+                # Its client has it, and may well answer it.
+                asked.on.append(other)
+                return
+        self._pass_on(asked)
+
     async def sent(self, timeout: float) -> None:
         """Wait until its client has the questions and the withdrawals."""
         if self._sendings:
             await asyncio.wait(self._sendings, timeout=timeout)
-
-    def _heir_of(self, asked: _Asked) -> OpenQuestions | None:
-        request = self._request
-        connection = request.listener.inbound.connection
-        if not asked.is_open or connection is None or not request.is_awaited:
-            return None
-        for other in reversed(asked.about):
-            inbound = other._request.listener.inbound
-            is_same = inbound.connection is connection
-            if is_same and inbound.principal == asked.question.principal:
-                return other
-        return None
 
     def give_up(self, message: bytes, log_key: str) -> None:
         # Over HTTP its own way is gone with its answer: an answer after that is ignored.

@@ -120,6 +120,26 @@ async def test_who_loses_one_of_several_responses_is_asked_on_another() -> None:
         assert json.loads(text_of(await asks.result())) == answer
 
 
+@pytest.mark.in_memory
+async def test_who_lost_the_other_responses_answers_what_it_was_asked_before() -> None:
+    """It has the question. Of two calls that it may be about, one ends, and nobody listens."""
+    answer = {"action": "accept", "content": {"answer": "two"}}
+    async with child_world() as w:
+        client = await w.connected(capabilities=ELICITS)
+        session = (await client.start())["sessionId"]
+        meta = keyed("k", session)
+        asks = client.call("ask later", meta=meta)
+        other = client.call("hold", meta=in_session(session))
+        has_it_ask = client.call("have it ask", meta=in_session(session))
+        await has_it_ask.result()
+        (question,) = [m for m in has_it_ask.reply.messages if "method" in m]
+        for call in (asks, other):
+            await call.reply.gone()
+        await client.notify("notifications/cancelled", {"requestId": other.id})
+        await client.respond(question, answer)
+        assert json.loads(text_of(await client.call("ask later", meta=meta).result())) == answer
+
+
 async def test_what_is_asked_has_ended_with_the_last_call_that_it_may_be_about() -> None:
     """Its server may never say that it waits no more."""
     async with duplex_world(server=child()) as w:
