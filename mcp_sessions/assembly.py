@@ -353,6 +353,7 @@ class Assembly:
             upstream=self.external,
             rounds=outside.rounds,
             way_to=dispatch.peers.way_to,
+            ask_there=self.questions.ask_there,
         )
 
     @property

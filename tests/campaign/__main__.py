@@ -67,7 +67,7 @@ async def _play(campaign: Campaign, minutes: float, seed: int, stores: list[str]
     shares = sum(STORES[store] for store in stores)
     for store in stores:
         until = time.monotonic() + minutes * 60 * STORES[store] / shares
-        with fleet(store) as served:
+        async with fleet(store) as served:
             await served.start()
             while True:
                 await campaign.play(served, store, seed)

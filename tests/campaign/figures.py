@@ -20,8 +20,8 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -172,14 +172,14 @@ async def seconds_after_a_kill(servers: Servers, kills: int) -> list[float]:
     return seconds
 
 
-@contextmanager
-def _ours(kind: str, name: str) -> Generator[Servers]:
-    with fleet(kind) as served:
+@asynccontextmanager
+async def _ours(kind: str, name: str) -> AsyncGenerator[Servers]:
+    async with fleet(kind) as served:
         yield Ours(served, name)
 
 
-@contextmanager
-def _sdk() -> Generator[Servers]:
+@asynccontextmanager
+async def _sdk() -> AsyncGenerator[Servers]:
     servers = Sdk(3)
     try:
         yield servers
@@ -190,7 +190,7 @@ def _sdk() -> Generator[Servers]:
 async def _measured(
     opened: Any, work: Callable[[Servers], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
-    with opened as servers:
+    async with opened as servers:
         for number in range(len(servers.ports)):
             await servers.start(number)
         found = {"servers": servers.name, **await work(servers)}

@@ -9,14 +9,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AsyncExitStack, asynccontextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Final
 
 from mcp_sessions.security import mint_key
 from tests.support.processes import ROOT, free_port, wait_until_it_listens
+from tests.support.proxy import TcpProxy
 from tests.support.redis_server import RedisServer
 
 _FAKETIME: Final = [
@@ -132,21 +133,29 @@ class Replica:
 
 
 class Redis:
-    """A Redis that writes each change to its file before it answers."""
+    """A Redis that writes each change to its file before it answers, and its replica.
+
+    Args:
+        address: Leads to the primary, whichever that is.
+    """
 
     kinds = (
         "redis killed", "redis paused", "redis clients killed", "redis subscribers killed",
-        "redis full", "redis scripts flushed",
+        "redis full", "redis scripts flushed", "redis handed over", "redis failed over",
     )  # fmt: skip
 
-    def __init__(self, folder: Path) -> None:
-        self._server = RedisServer(folder, "--appendonly", "yes", "--appendfsync", "always")
-        self._server.start()
-        self.url = self._server.url
+    def __init__(self, folder: Path, address: TcpProxy) -> None:
+        self._address = address
+        self.url = f"redis://{address.host}:{address.port}"
+        self._primary, self._replica = (_redis(folder / name) for name in ("one", "other"))
+        self._primary.start()
+        self._leads_to(self._primary)
+        self._replica.start()
+        self._follow()
 
     async def fault(self, kind: str, seconds: float) -> None:
         """Make it, and heal it after so long."""
-        server = self._server
+        server = self._primary
         match kind:
             case "redis killed":
                 await asyncio.to_thread(server.kill)
@@ -166,14 +175,42 @@ class Redis:
                 await self._asked("CONFIG SET maxmemory 0")
             case "redis scripts flushed":
                 await self._asked("SCRIPT FLUSH")
+            case "redis handed over":
+                await asyncio.to_thread(self._is_followed)
+                await self._asked("FAILOVER")
+                await asyncio.to_thread(server.wait_for, _ROLE, "role:slave")
+                await asyncio.sleep(seconds)
+                self._change_places()
+            case "redis failed over":
+                await asyncio.to_thread(self._is_followed)
+                await asyncio.to_thread(server.kill)
+                await asyncio.sleep(seconds)
+                await asyncio.to_thread(self._replica.ask, "REPLICAOF NO ONE")
+                self._change_places()
+                await asyncio.to_thread(self._replica.start)
+                await asyncio.to_thread(self._follow)
             case _:
                 raise AssertionError(kind)
+
+    def _change_places(self) -> None:
+        self._primary, self._replica = self._replica, self._primary
+        self._leads_to(self._primary)
+
+    def _leads_to(self, server: RedisServer) -> None:
+        self._address.retarget("127.0.0.1", server.port)
+
+    def _follow(self) -> None:
+        self._replica.ask(f"REPLICAOF 127.0.0.1 {self._primary.port}")
+        self._is_followed()
+
+    def _is_followed(self) -> None:
+        self._replica.wait_for(_ROLE, "master_link_status:up")
 
     async def _asked(self, command: str) -> None:
         """Another fault may last just now: ask until it answers."""
         for _ in range(60):
             try:
-                await asyncio.to_thread(self._server.ask, command)
+                await asyncio.to_thread(self._primary.ask, command)
             except OSError:
                 await asyncio.sleep(0.5)
             else:
@@ -181,8 +218,18 @@ class Redis:
         raise AssertionError(f"Redis did not take {command}")
 
     def end(self) -> None:
-        self._server.resume()
-        self._server.kill()
+        for server in (self._primary, self._replica):
+            server.kill()
+
+
+def _redis(folder: Path) -> RedisServer:
+    folder.mkdir()
+    return RedisServer(
+        folder, "--appendonly", "yes", "--appendfsync", "always", "--repl-diskless-sync-delay", "0"
+    )
+
+
+_ROLE: Final = "INFO replication"
 
 
 class File:
@@ -260,13 +307,16 @@ class Fleet:
             yield from path.read_text().splitlines()
 
 
-@contextmanager
-def fleet(kind: str) -> Generator[Fleet]:
+@asynccontextmanager
+async def fleet(kind: str) -> AsyncGenerator[Fleet]:
     """Three replicas on Redis; or one on a file, ``normal`` or ``full``."""
-    with tempfile.TemporaryDirectory(prefix="mcp-sessions-campaign-") as name:
-        folder = Path(name)
-        store = Redis(folder) if kind == "redis" else File(folder, kind)
-        made = Fleet(folder, store, 3 if kind == "redis" else 1)
+    async with AsyncExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="mcp-sessions-campaign-"))
+        folder, store = Path(name), None
+        if kind == "redis":
+            address = await stack.enter_async_context(TcpProxy("127.0.0.1", 0))
+            store = Redis(folder, address)
+        made = Fleet(folder, store or File(folder, kind), 3 if kind == "redis" else 1)
         try:
             yield made
         finally:

@@ -151,7 +151,7 @@ class Client(ABC):
         """Take each step of the plan."""
         self.note(
             "connects", can_be_asked=self.plan["asks"], is_told=self.plan["session"],
-            answers=self.plan["asks"] and not self.plan["silent"],
+            answers=self.has_handshake and self.plan["asks"] and not self.plan["silent"],
         )  # fmt: skip
         await asyncio.sleep(self.plan["starts"])
         await self.connect()

@@ -11,7 +11,7 @@ Of clients:
 ==============  ===================================================================================
 ``connects``    ``client`` begins. ``can_be_asked``: it declared that it answers questions.
                 ``is_told``: it declared that it wants to know who takes its session
-                ``answers``: it answers what it is asked
+                ``answers``: it answers what it is asked outside of its calls
 ``owns``        ``client`` was told that it has ``session``. ``session`` is a name of the history's
 ``gone``        ``session`` ended with its connection, or its client cares for it no more
 ``sends``       ``client`` sends ``call``, once more if it was sent before. ``keyed``: under a

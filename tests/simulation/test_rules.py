@@ -258,14 +258,6 @@ def test_a_request_that_was_on_its_way_brings_a_session_back() -> None:
     assert "who_lost_its_session_hears_nothing_of_it" not in found
 
 
-def test_who_left_a_call_is_not_asked_on_its_response() -> None:
-    history = good()
-    BROKEN["an_open_question_is_put_again"](history)
-    other("ended", {"how": "cancelled"})(history)
-    other("sends", {"survives": False})(history)
-    assert violations(history) == []
-
-
 def test_an_unknown_outcome_is_no_second_answer() -> None:
     """An answer that was kept may be dropped, or be lost with its process."""
     history = good()

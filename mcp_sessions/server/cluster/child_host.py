@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from opentelemetry.trace import Span
@@ -56,11 +57,19 @@ _ON_ITS_WAY = 0.1
 """Seconds for which a message to a replica may be under way."""
 
 
+AskThere = Callable[
+    [PeerRequest, Principal, Callable[[str], Coroutine[Any, Any, dict[str, Any]]]],
+    Coroutine[Any, Any, dict[str, Any]],
+]
+"""See ``PendingQuestions.ask_there``."""
+
+
 @dataclass(eq=False)
 class RemoteCall:
     asker: Asker
     principal: Principal
     can_send_request: bool
+    ask_there: AskThere
     request_id: RequestId | None = field(init=False, default=None)
     context: Any = field(init=False, default=None)
     transport: str = field(init=False, default="http")
@@ -99,9 +108,19 @@ class RemoteCall:
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         if not self.can_send_request:
             raise PeerError(INVALID_REQUEST, "the request that asks has ended")
-        # Its process knows only its own.
-        about = [call.asker.name for call in asked.about if isinstance(call, RemoteCall)]
-        request = ClientRequest(method=asked.method, params=asked.params, about=about)
+        there = [call.asker for call in asked.about if isinstance(call, RemoteCall)]
+        about = [each.name for each in there if each.process == self.asker.process]
+        asked.may_move |= len(about) < len(asked.about)
+        if not asked.may_move:
+            return await self._ask(asked, about, None)
+        return await self.ask_there(asked, self.principal, partial(self._ask, asked, about))
+
+    async def _ask(
+        self, asked: PeerRequest, about: Sequence[str], question_id: str | None
+    ) -> dict[str, Any]:
+        request = ClientRequest(
+            method=asked.method, params=asked.params, about=about, id=question_id
+        )
 
         async def reported(message: Mapping[str, Any]) -> None:
             members = message["params"]
@@ -133,6 +152,7 @@ class ChildHost:
         upstream: None: the wrapped server is in this process, and has no children.
         rounds: The calls of such a server that wait for answers.
         way_to: Finds the client of a session.
+        ask_there: Keeps a question of one of its children while other processes ask it.
     """
 
     def __init__(
@@ -144,9 +164,11 @@ class ChildHost:
         upstream: ExternalUpstream | None,
         rounds: Rounds | None,
         way_to: Callable[[SessionRecord], Outbound | None],
+        ask_there: AskThere,
     ) -> None:
         self._relay, self._store, self._children = relay, store, children
         self._upstream, self._rounds, self._way_to = upstream, rounds, way_to
+        self._ask_there = ask_there
         self._is_leaving = False
 
     def server_of(self, request: ChildRequest | ChildNotification) -> Serve:
@@ -216,7 +238,8 @@ class ChildHost:
         return {}, None
 
     async def _serve(self, asker: Asker, request: ChildRequest) -> RelayedOutcome:
-        call = RemoteCall(asker, request.caller.principal, request.caller.can_send_request)
+        caller = request.caller
+        call = RemoteCall(asker, caller.principal, caller.can_send_request, self._ask_there)
         try:
             result, handshake = await self._served(call, request)
         except Moved:

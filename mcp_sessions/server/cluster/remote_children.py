@@ -235,9 +235,10 @@ class RemoteChildren:
 
         async def ask_client(asker: Asker, asked: ClientRequest) -> RelayedOutcome:
             about = [self._asking[each] for each in asked.about if each in self._asking]
-            return await _asked_of(
-                call, asker, PeerRequest(asked.method, asked.params, about=about)
+            there = PeerRequest(
+                asked.method, asked.params, about=about, id=asked.id, may_move=asked.id is not None
             )
+            return await _asked_of(call, asker, there)
 
         name = mint_request_id(self._bus.process)
         self._asking[name] = call

@@ -205,6 +205,9 @@ class ClientRequest:
     is asked.
     """
 
+    id: str | None = None
+    """Its id, if another process may ask it next. None: the process that asks makes one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRun:

@@ -13,7 +13,7 @@ its answer once. So:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Any, Final, assert_never
 
@@ -66,7 +66,7 @@ class PendingQuestion:
     """Sends it, or its withdrawal, to another replica."""
 
     def __post_init__(self, process: str | None) -> None:
-        self.id = mint_request_id(process)
+        self.id = self.asked.id = self.asked.id or mint_request_id(process)
         params = self.asked.params
         if self.asked.on_progress is not None:
             params = with_meta(params, {"progressToken": self.id})
@@ -157,10 +157,35 @@ class PendingQuestions:
             del of_session[question]
             if not of_session:
                 del self.by_session[question.session_id]
-        if answer.error is not None:
-            error = answer.error
-            raise PeerError(error["code"], error["message"], error.get("data"))
-        return answer.result or {}
+        return _result_of(answer)
+
+    async def ask_there(
+        self,
+        asked: PeerRequest,
+        principal: Principal,
+        ask: Callable[[str], Coroutine[Any, Any, dict[str, Any]]],
+    ) -> dict[str, Any]:
+        """Have another process ask, and take an answer that comes to this one, too.
+
+        Args:
+            ask: Has it ask under an id, and returns the result.
+
+        Raises:
+            PeerError: See :meth:`Outbound.send_request`.
+        """
+        question = self.new(principal, None, asked)
+        self._open[question.id] = question
+        asking = asyncio.create_task(ask(question.id))
+        # Its error counts for nothing if the answer came here.
+        asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            await asyncio.wait({asking, question.future}, return_when=asyncio.FIRST_COMPLETED)
+            if question.future.done():
+                return _result_of(question.future.result())
+            return asking.result()
+        finally:
+            asking.cancel()
+            del self._open[question.id]
 
     def resolve(self, answer: Answer, principal: Principal) -> bool:
         question = self._open.get(answer.id) if isinstance(answer.id, str) else None
@@ -189,6 +214,13 @@ class PendingQuestions:
     def fail(self, question: PendingQuestion, code: int, message: str) -> None:
         if not question.future.done():
             question.future.set_result(Answer(question.id, None, error_body(code, message)))
+
+
+def _result_of(answer: Answer) -> dict[str, Any]:
+    if answer.error is not None:
+        error = answer.error
+        raise PeerError(error["code"], error["message"], error.get("data"))
+    return answer.result or {}
 
 
 def _withdraw(question: PendingQuestion, notify: Callable[[bytes], object], reason: str) -> None:
@@ -289,11 +321,10 @@ class RemoteQuestions:
         Returns:
             False if no such process lives. A future if it is passed on.
         """
-        if self._pending.resolve(answer, principal):
-            return True
+        is_open_here = self._pending.resolve(answer, principal)
         process = process_of(answer.id) if isinstance(answer.id, str) else None
         if not isinstance(answer.id, str) or not self._relay.bus.is_remote(process):
-            return False
+            return is_open_here
         name = answer.id, principal
         if name not in self.waiting:
             answered = QuestionAnswer(

@@ -157,7 +157,8 @@ class OpenQuestions:
             if any(each.may_get(asked) for each in asked.about):
                 self._leave(asked)
                 continue
-            withdrawal = asked.question.withdraw(reason) if asked.is_open else None
+            is_over = asked.is_open and not asked.question.asked.may_move
+            withdrawal = asked.question.withdraw(reason) if is_over else None
             self._shared.questions.fail(asked.question, INTERNAL_ERROR, reason)
             if withdrawal is not None:
                 self._withdraw(withdrawal, asked.question.log_key)

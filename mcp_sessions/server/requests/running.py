@@ -597,6 +597,7 @@ class RunningRequest:
             return await self._ask_in_rounds(asked, inbound)
         check_may_ask(inbound.asked, asked.method)
         about = [call.questions for call in asked.about if isinstance(call, RunningRequest)]
+        asked.may_move |= len(about) < len(asked.about)
         return await self.questions.ask(asked, about)
 
     async def join(self, waiter: Call) -> None:

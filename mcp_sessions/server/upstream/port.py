@@ -105,7 +105,7 @@ class NotAskable(PeerError):
         super().__init__(INVALID_REQUEST, f"Cannot send {method!r}: {text}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class PeerRequest:
     """A request to a client.
 
@@ -122,6 +122,12 @@ class PeerRequest:
     """Calls that the request may be about. It ends with the last of them. Empty: it ends with the
     call on whose way it is sent.
     """
+
+    id: str | None = None
+    """Under which its client was asked, and is asked again. None: it was not asked."""
+
+    may_move: bool = False
+    """Some of these calls are in other processes, where its client may be asked next."""
 
 
 class Outbound(Protocol):

@@ -177,15 +177,16 @@ class RedisExchange:
         await self._command("SET", self._alive(self._process), "1", "PX", lifetime)
 
     async def _check_connection(self) -> None:
-        """Ping the connection: one whose other end vanished looks idle."""
+        """Send a message to this process. A connection whose other end vanished looks idle. And its
+        other end may be a replica now: the primary counts no listener there.
+        """
         connection = self._connection
-        if connection is None:
+        if connection is None or not self._own <= self._confirmed:
             return
         silent = asyncio.get_running_loop().time() - self._last_sign
-        if silent > BEAT + self._link.timeout:
+        is_heard = silent <= BEAT + self._link.timeout
+        if not is_heard or not await self.send(b"", to=self._process):
             await connection.disconnect(nowait=True)
-        else:
-            await self._send_to(connection, "PING")
 
     def _unsettle(self) -> None:
         self._unsettled_at = asyncio.get_running_loop().time()

@@ -217,6 +217,9 @@ class RedisLink:
                 await connection.send_packed_command(packed, False)
             except (RedisError, OSError) as failed:
                 self._give_up(connection, failed)
+            except BaseException:
+                answer.cancel()
+                raise
         return await answer
 
     async def nodes(self) -> Sequence[RedisLink]:

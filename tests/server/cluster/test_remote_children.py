@@ -23,6 +23,7 @@ from mcp_sessions.server.cluster.replica_messages import (
     Result,
     Update,
 )
+from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.upstream.external.other_replicas import Lease, RemoteRequest, ServedResult
 from mcp_sessions.server.upstream.external.server_messages import WAITING
 from mcp_sessions.server.upstream.port import PeerError, PeerRequest, UpstreamError
@@ -242,7 +243,7 @@ async def test_who_asks_and_is_cancelled_when_the_request_has_ended_leaves_nothi
     bus: Any = Bus()
     asking = RequestRelay(bus)
     asker = Asker(asking, THERE, "ask")
-    call = RemoteCall(asker, ANONYMOUS, True)
+    call = RemoteCall(asker, ANONYMOUS, True, PendingQuestions().ask_there)
     waits, cancelled = (
         asyncio.create_task(call.send_request(PeerRequest("roots/list", {}))) for _ in range(2)
     )

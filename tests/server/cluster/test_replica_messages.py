@@ -40,6 +40,7 @@ BEFORE = (Path(__file__).parent / "written_before.jsonl").read_bytes().splitline
 
 YOUNGER = {
     "change": {"id"},
+    "client": {"id"},
     "displaced": {"instance"},
     "update": {"number"},
 }

@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as ConnectionBroke
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import EVENTS, SessionId
 from mcp_sessions.stores.records import Attachment
-from mcp_sessions.stores.redis.pubsub import RedisExchange
+from mcp_sessions.stores.redis.pubsub import BEAT, RedisExchange
 from mcp_sessions.stores.redis.redis_connection import Connection
 from tests.support.virtual_time import VIRTUAL, Backend
 
@@ -39,6 +39,7 @@ class FakeConnection:
 
     async def disconnect(self, nowait: bool = False) -> None:
         self.is_connected = False
+        self.comes.put_nowait(ConnectionBroke())
 
     def pack_command(self, *args: Any) -> list[Any]:
         return list(args)
@@ -58,13 +59,22 @@ class FakeConnection:
 
 
 class FakeLink:
-    """Every command succeeds."""
+    """Every command succeeds. What is published arrives where it is listened to."""
 
     timeout = 3.0
     counts_listeners = True
 
+    def __init__(self, connections: list[FakeConnection]) -> None:
+        self.connections = connections
+        self.listening = 1
+        """How many listen at the primary."""
+
     async def call(self, *args: object) -> Any:
-        return 1
+        if args[0] != "PUBLISH":
+            return 1
+        _, channel, message = args
+        self.connections[-1].comes.put_nowait([b"message", str(channel).encode(), message])
+        return self.listening
 
 
 class Deaf:
@@ -80,8 +90,11 @@ class Deaf:
 
 
 @asynccontextmanager
-async def joined() -> AsyncGenerator[tuple[RedisExchange, list[FakeConnection]]]:
-    connections: list[FakeConnection] = []
+async def joined(
+    link: FakeLink | None = None,
+) -> AsyncGenerator[tuple[RedisExchange, list[FakeConnection]]]:
+    link = link or FakeLink([])
+    connections = link.connections
 
     def make() -> Connection:
         connections.append(FakeConnection())
@@ -90,10 +103,25 @@ async def joined() -> AsyncGenerator[tuple[RedisExchange, list[FakeConnection]]]
     async def claim(*asked: object) -> str | None:
         raise AssertionError("nothing is claimed here")
 
-    exchange = RedisExchange(make, FakeLink(), "namespace", str, claim)
+    exchange = RedisExchange(make, link, "namespace", str, claim)
     await exchange.join("process", cast(Any, Deaf()))
     yield exchange, connections
     await exchange.close()
+
+
+async def test_who_listens_at_a_replica_listens_at_the_primary_soon() -> None:
+    """The primary became a replica, and the connection to it stayed. What is published there still
+    arrives, but the new primary says that nobody listens: others would send it for ever.
+    """
+    link = FakeLink([])
+    async with joined(link) as (_, connections):
+        await asyncio.sleep(20 * BEAT + 1)
+        assert len(connections) == 1, "all is well"
+        link.listening = 0
+        await asyncio.sleep(BEAT)
+        link.listening = 1
+        assert len(connections) == 2
+        assert [each.is_connected for each in connections] == [False, True]
 
 
 @pytest.mark.parametrize("what", ["watch", "unwatch"])

@@ -1,6 +1,7 @@
 """The shared connection to Redis, over a connection of this process."""
 
 import asyncio
+import gc
 from typing import Any, cast
 
 import pytest
@@ -18,6 +19,8 @@ class FakeConnection:
         self.may_connect = asyncio.Event()
         self.fails = asyncio.get_running_loop().create_future()
         self.is_connected = False
+        self.takes = asyncio.Event()
+        self.takes.set()
 
     async def connect(self) -> None:
         """Wait to be let."""
@@ -30,9 +33,9 @@ class FakeConnection:
     def pack_command(self, *args: object) -> list[bytes]:
         return []
 
-    async def send_packed_command(
-        self, command: list[bytes], check_health: bool = True
-    ) -> None: ...
+    async def send_packed_command(self, command: list[bytes], check_health: bool = True) -> None:
+        """Wait until it is taken."""
+        await self.takes.wait()
 
     async def read_response(self, disable_decoding: bool = False) -> Any:
         """Nothing comes but what goes wrong."""
@@ -67,3 +70,21 @@ async def test_what_the_client_library_raises_is_reported_at_once_to_who_waits()
         async with asyncio.timeout(5):
             await calling
     await link.close()
+
+
+async def test_who_left_while_its_command_was_written_is_told_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The connection breaks then, and nobody takes the failure of that command."""
+    link, connection = linked()
+    connection.may_connect.set()
+    connection.takes.clear()
+    calling = asyncio.create_task(link.call("PING"))
+    await asyncio.sleep(0.01)
+    calling.cancel()
+    await asyncio.wait({calling})
+    connection.fails.set_exception(ConnectionError())
+    await asyncio.sleep(0.01)
+    await link.close()
+    gc.collect()
+    assert "never retrieved" not in caplog.text

@@ -430,6 +430,7 @@ class Slot:
         if about is not None and self.calls.get(about) is not None:
             self.asking.add(about)
         failed: PeerError | None = None
+        asked = PeerRequest(method, params, on_progress=on_progress)
         while True:
             open_calls = [call for call in self.calls if call.can_send_request]
             way: Outbound
@@ -442,10 +443,10 @@ class Slot:
             else:
                 raise failed or PeerError(METHOD_NOT_FOUND, "Method not found", method)
             try:
-                if way is not about and len(open_calls) > 1:
-                    asked = PeerRequest(method, params, on_progress=on_progress, about=open_calls)
+                asked.about = open_calls if way is not about and len(open_calls) > 1 else ()
+                if asked.about:
                     return await self.unsure.ask(asked, way)
-                return await way.send_request(PeerRequest(method, params, on_progress=on_progress))
+                return await way.send_request(asked)
             except PeerError as refused:
                 if way is about or not open_calls or open_calls[-1].can_send_request:
                     raise
