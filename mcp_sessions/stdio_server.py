@@ -190,7 +190,7 @@ class StdioServer(ExternalServer):
         self.names_sessions = any("session" in _PLACEHOLDER.findall(each) for each in templates)
         if not 0 <= warm <= max_children:
             raise ConfigurationError(f"warm: from 0 to max_children ({max_children}), not {warm}")
-        if warm and (self._templates or self.has_cwd_template):
+        if warm and self.has_template:
             raise ConfigurationError("warm: a process for a {principal} or {session} cannot wait")
         self.warm = warm
         if "\0" in "".join((command, *args, *self.env, *self.env.values())):
@@ -204,6 +204,11 @@ class StdioServer(ExternalServer):
             raise ConfigurationError(f"cwd: no such directory: {self._base}")
         self.program = self._found()
         """The path of the command."""
+
+    @property
+    def has_template(self) -> bool:
+        """Whether a process is for one principal or session from its start."""
+        return bool(self._templates) or self.has_cwd_template
 
     def env_and_cwd(self, principal: str, session: str) -> tuple[dict[str, str], str | None]:
         """The environment and the directory of a process.

@@ -15,9 +15,8 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mcp_sessions.assembly import Assembly
 from mcp_sessions.authentication.fetching import FetchFailed
@@ -33,7 +32,7 @@ from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.serve.tls import certificate_of
-from mcp_sessions.server.upstream.external.trial import why_not
+from mcp_sessions.server.upstream.external.trial import Tried, why_not
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.server.upstream.sdk.http_application import allowing
 from mcp_sessions.stdio_server import StdioServer
@@ -207,6 +206,7 @@ async def _reach_all(
     await _say_issuer(report, options)
     if served:
         _say_limits(report, served[0].policy)
+    total = 0
     tries = [asyncio.create_task(_start(each)) for each in served]
     try:
         for each, trying in zip(served, tries, strict=True):
@@ -214,7 +214,10 @@ async def _reach_all(
                 print()
                 report.say("path", each.path)
             await _say_store(report, options, each)
-            _say_started(report, each, await trying)
+            total += _say_started(report, each, await trying)
+        if len(served) > 1 and total:
+            print()
+            report.say("memory", f"for the processes of all servers: {_size(total)}")
     finally:
         for trying in tries:
             trying.cancel()
@@ -256,7 +259,7 @@ async def _say_store(report: Report, options: argparse.Namespace, served: Checke
         report.wrong("store", failed)
 
 
-async def _start(served: CheckedEndpoint) -> Mapping[str, Any] | UpstreamError | None:
+async def _start(served: CheckedEndpoint) -> Tried | UpstreamError | None:
     """Start a server outside of this process, and return its answer or why it failed. None: it is
     in this process.
     """
@@ -274,25 +277,40 @@ async def _start(served: CheckedEndpoint) -> Mapping[str, Any] | UpstreamError |
 
 
 def _say_started(
-    report: Report, served: CheckedEndpoint, outcome: Mapping[str, Any] | UpstreamError | None
-) -> None:
+    report: Report, served: CheckedEndpoint, outcome: Tried | UpstreamError | None
+) -> int:
+    """Say how a server started, and return the bytes that all its processes need."""
     server = served.external
     if server is None:
         report.say("server", "loaded")
-        return
+        return 0
     name = server.name if isinstance(server, HTTPServer) else ""
     if isinstance(server, StdioServer):
         name = server.program
     if isinstance(outcome, UpstreamError):
         verb = "cannot be used" if isinstance(server, HTTPServer) else "does not start"
         report.wrong("server", f"{name} {verb}: {why_not(outcome)}")
-        return
-    info = members_of((outcome or {}).get("serverInfo"))
+        return 0
+    if outcome is None:
+        raise AssertionError("it was started")
+    info = members_of(outcome.result.get("serverInfo"))
     said = " ".join(str(info[each]) for each in ("name", "version") if info.get(each))
     report.say("server", f"{name} starts: it is {ascii(said)[1:-1] or 'without a name'}")
     report.say(
         "", f"one {server.kind} for each {_OWNERS[server.per]}, {server.max_children} at most"
     )
+    if outcome.memory is None:
+        return 0
+    processes = 1 if server.per == "shared" else server.max_children
+    total = outcome.memory * processes
+    each = f"after its start one takes {_size(outcome.memory)}"
+    report.say("memory", f"{each}: {_size(total)} for {processes}")
+    return total
+
+
+def _size(count: int) -> str:
+    mib = count / 1024**2
+    return f"{mib:.0f} MiB" if mib < 1000 else f"{mib / 1024:.1f} GiB"
 
 
 _OWNERS = {"session": "session", "principal": "principal", "shared": "server"}

@@ -93,6 +93,33 @@ def test_each_server_of_a_file_is_started_and_each_url_is_tried(
     assert "secret" not in str(lines)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says it")
+def test_the_memory_of_one_process_is_measured_and_that_of_all_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    takes = ("-c", f"held = b'x' * {200 * 2**20}; exec(open({CHILD!r}).read())")
+    _, lines = checked(
+        capsys, "--port", "0", "--max-children", "3", "--", sys.executable, "-S", *takes
+    )
+    found = re.fullmatch(r"after its start one takes (\d+) MiB: (\d+) MiB for 3", lines["memory"])
+    assert found is not None, lines
+    one, three = int(found[1]), int(found[2])
+    assert 200 <= one <= 260 and abs(three - 3 * one) <= 3
+
+
+def test_the_memory_of_all_servers_of_a_file_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry: dict[str, Any] = {"command": sys.executable, "args": ["-S", CHILD], "maxChildren": 4}
+    servers = {"a": entry, "b": {**entry, "per": "shared"}}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    _, lines = checked(capsys, "--port", "0", "--config", "mcp.json")
+    each, shared, total = lines["memory"].splitlines()
+    assert each.endswith(" for 4") and shared.endswith(" for 1")
+    numbers = [int(re.findall(r"(\d+) MiB", line)[-1]) for line in (each, shared, total)]
+    assert abs(numbers[0] + numbers[1] - numbers[2]) <= 2
+
+
 def test_a_file_that_is_served_from_is_in_use(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

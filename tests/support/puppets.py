@@ -135,6 +135,12 @@ class Puppets:
         self.all.append(puppet)
         return child
 
+    def start_first(self) -> bool:
+        return False
+
+    def retries(self) -> bool:
+        return False
+
     def use(self, server: ExternalServer) -> None: ...
 
     def session_ended(self, session_id: SessionId) -> None:

@@ -37,8 +37,8 @@ STREAMS = 1_100
 
 AT_ONCE = 16
 CLIENT = {"name": "one of many", "version": "1"}
-BEGIN = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": CLIENT}
-CALL = {"name": "announce", "arguments": {}}
+BEGIN: dict[str, Any] = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": CLIENT}
+CALL: dict[str, Any] = {"name": "announce", "arguments": {}}
 EVENT = b"notifications/tools/list_changed"
 
 

@@ -54,6 +54,16 @@ class Starter(Protocol):
         """
         ...
 
+    def start_first(self) -> bool:
+        """Start a child in the background, and keep it for the client that needs one first. False:
+        it cannot be kept, since it would be a client's from its start.
+        """
+        ...
+
+    def retries(self) -> bool:
+        """Whether a start that ended has to be made again, in another way."""
+        ...
+
     def use(self, server: ExternalServer) -> None: ...
 
     def session_ended(self, session_id: SessionId) -> None:

@@ -214,6 +214,9 @@ class Child:
             )
         await self._listening.begin_anew(stream)
 
+    def memory(self) -> int | None:
+        return self._wire.memory()
+
     async def stop(self) -> None:
         await self._wire.stop()
 

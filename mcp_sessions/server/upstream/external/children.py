@@ -337,8 +337,10 @@ class Children:
         metrics.child_runs()
         try:
             await begin(self.server, child, slot, client, self.versions)
-        except BaseException:
+        except BaseException as failed:
             await self._stop(child)
+            if isinstance(failed, Ended) and self.starter.retries():
+                return await self._start(slot, principal, client)
             raise
         slot.occupy(child)
         self.capabilities = child.capabilities

@@ -20,6 +20,7 @@ from secrets import token_hex
 from typing import Any, Final
 
 from mcp_sessions import method_names
+from mcp_sessions.background import Background
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.outline import Outlines
 from mcp_sessions.errors import LimitReached
@@ -31,11 +32,13 @@ from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Forgotten, Waiting
 from mcp_sessions.server.upstream.external.child_wire import ChildConnection, Later, SendOnce
 from mcp_sessions.server.upstream.external.directories import Directories
+from mcp_sessions.server.upstream.external.launcher import Launcher
 from mcp_sessions.server.upstream.external.output import Line, TooLong
 from mcp_sessions.server.upstream.external.process import ChildProcess, Label, Processes
 from mcp_sessions.server.upstream.external.receiver import Client
 from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
 from mcp_sessions.server.upstream.external.slot import Slot
+from mcp_sessions.server.upstream.external.system_processes import memory_of
 from mcp_sessions.server.upstream.external.unreadable import (
     Unreadable,
     messages_of,
@@ -76,7 +79,11 @@ class StdioChildren:
         self._longest = longest
         self._limits = ReachedLimits(time.monotonic)
         self._processes = Processes()
-        self._warm = WarmProcesses(server.warm, server.child_idle, self._start_warm)
+        self._background = Background()
+        self._launcher = Launcher(server, self._look, self._background)
+        self._warm = WarmProcesses(
+            server.warm, server.child_idle, self._start_waiting, self._ended_before
+        )
 
     def run(self, room: Callable[[], int]) -> None:
         self._warm.run(room)
@@ -85,17 +92,52 @@ class StdioChildren:
         if not isinstance(server, StdioServer):
             raise AssertionError("it is of another kind")
         self._server = server
+        self._launcher = Launcher(server, self._look, self._background)
         self._warm.change(server.warm, server.child_idle)
+
+    def start_first(self) -> bool:
+        server = self._server
+        if server.per == "shared" or server.has_template:
+            return False
+        self._warm.start_first(server.title)
+        return True
+
+    def retries(self) -> bool:
+        return self._launcher.retries()
 
     async def start(self, slot: Slot, principal: Principal) -> Child:
         process = await self._warm.take(slot.label)
         if process is not None:
-            return Child(StdioWire(process, self._longest, self._limits), slot)
+            return self._child(process, slot)
         return await self._start(slot, principal)
 
-    async def _start_warm(self, label: Label) -> ChildProcess:
-        env, cwd = self._server.env_and_cwd("", "")
-        return await self._processes.start(self._server, label, env, cwd)
+    def _child(
+        self, process: ChildProcess, slot: Slot, ended: Callable[[], None] | None = None
+    ) -> Child:
+        began = partial(self._launcher.began, directly=process.is_direct)
+        wire = StdioWire(process, self._longest, self._limits, began=began, ended=ended)
+        return Child(wire, slot)
+
+    async def _look(self, server: StdioServer) -> ChildProcess:
+        label = Label(lambda: f"{server.title}, {os.path.basename(server.command)}")
+        return await self._processes.start(server, label, *server.env_and_cwd("", ""))
+
+    async def _run(self, label: Label, env: dict[str, str], cwd: str | None) -> ChildProcess:
+        server = self._server
+        found = await self._launcher.command()
+        if found is None:
+            return await self._processes.start(server, label, env, cwd)
+        command = (found.program, *found.arguments)
+        process = await self._processes.start(server, label, found.env, cwd, command)
+        process.is_direct = True
+        return process
+
+    async def _start_waiting(self, label: Label) -> ChildProcess:
+        return await self._run(label, *self._server.env_and_cwd("", ""))
+
+    def _ended_before(self, process: ChildProcess) -> None:
+        self._launcher.began(directly=process.is_direct, answered=False)
+        self._launcher.retries()
 
     async def _start(self, slot: Slot, principal: Principal) -> Child:
         server = self._server
@@ -111,12 +153,12 @@ class StdioChildren:
             await asyncio.to_thread(os.makedirs, cwd, 0o700, True)
         leave = partial(self._directories.leave, directory) if directory is not None else None
         try:
-            process = await self._processes.start(server, Label(slot.label), env, cwd)
+            process = await self._run(Label(slot.label), env, cwd)
         except BaseException:
             if leave is not None:
                 leave()
             raise
-        return Child(StdioWire(process, self._longest, self._limits, ended=leave), slot)
+        return self._child(process, slot, leave)
 
     def session_ended(self, session_id: SessionId) -> None:
         own = name_for_handlers(session_id)
@@ -126,6 +168,7 @@ class StdioChildren:
         self._directories.session_ended(own, before)
 
     async def close(self) -> None:
+        await self._background.close()
         await self._warm.close()
         await self._processes.close()
         await self._directories.close()
@@ -143,6 +186,7 @@ class StdioWire:
     Args:
         longest: Bytes of one of its messages, at most.
         limits: Told of each answer that is longer.
+        began: Called once with ``answered``: whether it sent a message before it ended.
         ended: Called once nothing of the process is left.
     """
 
@@ -154,9 +198,11 @@ class StdioWire:
         longest: int,
         limits: ReachedLimits,
         *,
+        began: Callable[..., None] | None = None,
         ended: Callable[[], None] | None = None,
     ) -> None:
         self._process = process
+        self._began = began
         self._ended = ended
         self._longest = longest
         self._limits = limits
@@ -229,8 +275,18 @@ class StdioWire:
         self._process.kill()
         self._process.output.leave()
 
+    def _begins(self, *, answered: bool) -> None:
+        began, self._began = self._began, None
+        if began is not None:
+            began(answered=answered)
+
+    def memory(self) -> int | None:
+        return memory_of(self._process.pid)
+
     def _output_ended(self) -> None:
         child = self._child
+        if not self._is_stopping:
+            self._begins(answered=False)
         child.give_up()
         if child.result and not self._is_stopping and not child.failure:
             self._dying = child.background.run("the last output of a child", self._died())
@@ -252,6 +308,8 @@ class StdioWire:
         later = self._child.take(line)
         if self._junk == noise:
             self._junk = 0
+            if self._began is not None:
+                self._begins(answered=True)
         elif line.lstrip()[:1] in (b"{", b"["):
             self._continue_message(line, Outlines())
         return later

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process, SubprocessStreamProtocol
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -104,7 +104,12 @@ class Processes:
         self._starting = asyncio.Lock()
 
     async def start(
-        self, server: StdioServer, label: Label, env: dict[str, str], cwd: str | None
+        self,
+        server: StdioServer,
+        label: Label,
+        env: dict[str, str],
+        cwd: str | None,
+        command: Sequence[str] = (),
     ) -> ChildProcess:
         """Start one process.
 
@@ -112,6 +117,7 @@ class Processes:
             label: Returns its name for the log.
             env: All of its environment.
             cwd: Its working directory.
+            command: Its program, its name and its arguments. Empty: those of the server.
 
         Raises:
             OSError: There are too many processes or files, or its directory does not exist.
@@ -120,7 +126,8 @@ class Processes:
         async with self._starting:
             guard = await self._guarded()
         trampoline = str(_HERE / "trampoline.py")
-        arguments = (str(os.getpid()), str(guard), server.program, server.command, *server.args)
+        command = command or (server.program, server.command, *server.args)
+        arguments = (str(os.getpid()), str(guard), *command)
         transport, protocol = await loop.subprocess_exec(
             lambda: _Protocol(loop),
             *(sys.executable, "-I", "-S", trampoline, *arguments),
@@ -131,7 +138,7 @@ class Processes:
         )
         self._living.add(transport.get_pid())
         process = Process(transport, protocol, loop)
-        given = {name: env[name] for name in server.given}
+        given = {name: env[name] for name in server.given if name in env}
         return ChildProcess(process, transport, protocol, processes=self, label=label, given=given)
 
     def group_ended(self, group: int) -> None:
@@ -200,6 +207,9 @@ class ChildProcess:
         self._exited = protocol.exited
         self._processes = processes
         self.label = label
+        self.is_direct = False
+        """Whether it runs without its launcher."""
+
         self._is_swept = False
         self._is_stopping = False
         self._background = Background()

@@ -31,6 +31,7 @@ from mcp_sessions.server.upstream.external.peer import OURS, ExternalPeer, Wrapp
 from mcp_sessions.server.upstream.external.sharing import Sharing
 from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.external.trial import (
+    Tried,
     trial_slot,
     tried,
     warn_unless_it_starts,
@@ -109,12 +110,12 @@ class ExternalUpstream:
         self._try()
 
     def _try(self) -> None:
-        if self.children.server.try_at_start:
+        if self.children.server.try_at_start and not self.children.starter.start_first():
             first = warn_unless_it_starts(self.children, self._slot_to_try())
             self._trials.run("the first start of a server", first)
 
-    async def try_once(self) -> Mapping[str, Any]:
-        """Start a child once, stop it, and return its answer to ``initialize``.
+    async def try_once(self) -> Tried:
+        """Start a child once, and stop it.
 
         Raises:
             UpstreamError: It cannot be started.

@@ -99,6 +99,9 @@ class HttpWire:
     def given_to(self, client: Client) -> None:
         """Do nothing: the URL has no name of its client."""
 
+    def memory(self) -> None:
+        """Return None: it is another machine's."""
+
     async def stop(self) -> None:
         async with self._ending:
             if not self._wire.client.is_closed:

@@ -87,6 +87,12 @@ class HttpChildren:
     def run(self, room: Callable[[], int]) -> None:
         """Do nothing: a session costs only a handshake, so none is started in advance."""
 
+    def start_first(self) -> bool:
+        return False
+
+    def retries(self) -> bool:
+        return False
+
     def use(self, server: ExternalServer) -> None:
         if not isinstance(server, HTTPServer):
             raise AssertionError("it is of another kind")

@@ -6,6 +6,7 @@ Rules:
 2. A process that is taken, or dies, is replaced. If it dies again and again, there is a pause.
 3. If none was taken for as long as a process may be idle, they end. The next client then waits for
    its start, and causes the next ones to start.
+4. The first start of a command is kept here, too. It is not replaced when it is taken, or dies.
 """
 
 from __future__ import annotations
@@ -34,14 +35,23 @@ class WarmProcesses:
         count: Waiting processes, at most.
         idle: Seconds after which they end if none is taken.
         start: Starts one. Raises ``OSError``.
+        ended: Called with one that ended before it was taken.
     """
 
     def __init__(
-        self, count: int, idle: float, start: Callable[[Label], Awaitable[ChildProcess]]
+        self,
+        count: int,
+        idle: float,
+        start: Callable[[Label], Awaitable[ChildProcess]],
+        ended: Callable[[ChildProcess], None],
     ) -> None:
         self._count = count
         self._idle = idle
         self._start = start
+        self._ended = ended
+        self._first: str | None = None
+        """The name of the server whose first start is to be made."""
+
         self._ready: dict[ChildProcess, Label] = {}
         self._stopping: set[ChildProcess] = set()
         """Processes that died while they waited, until nothing of them is left."""
@@ -59,10 +69,16 @@ class WarmProcesses:
 
     def run(self, room: Callable[[], int]) -> None:
         self._room = room
-        if self._count:
+        if self._count or self._first is not None:
             self._filling = self._background.loop(
                 "the start of processes for --warm", lambda: self._fill(room)
             )
+
+    def start_first(self, title: str) -> None:
+        self._first = title
+        self._wanted.set()
+        if self._room is not None and self._filling is None:
+            self.run(self._room)
 
     def change(self, count: int, idle: float) -> None:
         self._count, self._idle = count, idle
@@ -94,6 +110,9 @@ class WarmProcesses:
         loop = asyncio.get_running_loop()
         used_at, is_idle = loop.time(), False
         while True:
+            if self._first is not None and room() > 0:
+                title, self._first = self._first, None
+                await self._add(title)
             while not is_idle and len(self._ready) < min(self._count, room()):
                 await self._add()
             try:
@@ -109,8 +128,14 @@ class WarmProcesses:
                     is_idle = True
                     await self._end()
 
-    async def _add(self) -> None:
-        label, changes = Label(), self._changes
+    async def _add(self, first: str | None = None) -> None:
+        """Start one.
+
+        Args:
+            first: The name of the server whose first start it is.
+        """
+        named = None if first is None else lambda: f"{first}, first start"
+        label, changes = Label(named), self._changes
         try:
             async with self._starting:
                 process = await self._start(label)
@@ -120,17 +145,25 @@ class WarmProcesses:
                     return
                 self._ready[process] = label
         except OSError as failed:
+            if first is not None:
+                warn_of(first, str(failed.strerror))
+                return
             logger.warning("a process for --warm cannot be started: %s", failed.strerror)
             await asyncio.sleep(self._backoff.failed(1.0))
             return
-        self._background.run("watching a process for --warm", self._watch(process))
+        self._background.run("watching a process for --warm", self._watch(process, first))
 
-    async def _watch(self, process: ChildProcess) -> None:
+    async def _watch(self, process: ChildProcess, first: str | None) -> None:
         await process.ended()
         if self._ready.pop(process, None) is None:
             return
         self._stopping.add(process)
-        logger.warning("a process for --warm exited: %s", await process.last_words())
+        self._ended(process)
+        said = await process.last_words()
+        if first is not None:
+            warn_of(first, said)
+        else:
+            logger.warning("a process for --warm exited: %s", said)
         await process.stop()
         self._stopping.discard(process)
         await asyncio.sleep(self._backoff.failed(1.0))
@@ -139,6 +172,14 @@ class WarmProcesses:
     async def _end(self) -> None:
         ready, self._ready = list(self._ready), {}
         await _stop_all([*ready, *self._stopping])
+
+
+def warn_of(name: str, why: str) -> None:
+    logger.warning(
+        "%s failed its first start: %s. Its clients get this error until a start succeeds.",
+        name,
+        why,
+    )
 
 
 async def _stop_all(processes: Iterable[ChildProcess]) -> None:

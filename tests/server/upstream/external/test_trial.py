@@ -38,13 +38,14 @@ def warnings_of_servers(caplog: pytest.LogCaptureFixture) -> list[logging.LogRec
     return [each for each in warned if each.name.startswith(about)]
 
 
+@pytest.mark.parametrize("per", ["session", "shared"])
 async def test_a_first_start_that_fails_is_said_and_refuses_no_client(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, per: str
 ) -> None:
     """A client that comes at once is served, if the cause is gone."""
     marker = tmp_path / "key"
     fails = 'test -e "$0" || { echo "the key is missing" >&2; exit 3; }'
-    server = scripted(fails, marker, per="shared", title="the server files")
+    server = scripted(fails, marker, per=per, title="the server files")
     async with world(server=server) as w:
         await until(lambda: "failed its first start" in caplog.text, "the warning")
         (said,) = warnings_of_servers(caplog)
@@ -61,7 +62,7 @@ async def test_a_first_start_that_hangs_takes_no_room_and_ends_with_the_layer(
 ) -> None:
     others, marker = set(children_of(os.getpid())), tmp_path / "began"
     hangs = 'if mkdir "$0" 2>/dev/null; then exec sleep 600; fi'
-    server = scripted(hangs, marker, max_children=1)
+    server = scripted(hangs, marker, max_children=1, per="shared")
     async with world(server=server) as w:
         await until(marker.exists, "the first start began")
         assert await (await w.connected()).text("count") == "1"
@@ -70,25 +71,39 @@ async def test_a_first_start_that_hangs_takes_no_room_and_ends_with_the_layer(
     await until(lambda: not any(is_alive(pid) for pid in during), "all of them ended")
 
 
-@pytest.mark.parametrize(("per", "all_starts"), [("session", 2), ("principal", 2), ("shared", 1)])
-async def test_what_started_is_stopped_unless_all_clients_share_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, per: str, all_starts: int
+@pytest.mark.parametrize("per", ["session", "principal", "shared"])
+async def test_the_first_start_is_kept_and_the_first_client_starts_no_second(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, per: str
 ) -> None:
     noted, others = tmp_path / "calls", set(children_of(os.getpid()))
     options = {"env": {"CALLS": str(noted)}, "per": per, "try_at_start": True}
     async with child_world(options=options) as w:
+
+        def living() -> set[int]:
+            return {pid for pid in set(children_of(os.getpid())) - others if is_alive(pid)}
+
+        await until(lambda: len(living()) == 2, "the guard, and the process")
+        await until(lambda: per != "shared" or _has_child(w), "the slot of all has that child")
+        first = living()
+        assert await (await w.connected()).text("count") == "1"
+        assert starts(noted) == 1 and living() == first
+        if per == "session":
+            assert await (await w.connected()).text("count") == "1"
+            assert starts(noted) == 2, "nobody else gets a process that was used"
+    assert not warnings_of_servers(caplog)
+
+
+async def test_a_process_that_names_its_session_is_tried_and_stopped(tmp_path: Path) -> None:
+    noted, others = tmp_path / "calls", set(children_of(os.getpid()))
+    env = {"CALLS": str(noted), "OWN": "{session}"}
+    async with child_world(options={"env": env, "try_at_start": True}):
         await until(lambda: starts(noted) == 1, "the first start")
 
-        def is_settled() -> bool:
-            living = [pid for pid in set(children_of(os.getpid())) - others if is_alive(pid)]
-            return len(living) == (2 if per == "shared" else 1)
+        def is_stopped() -> bool:
+            return sum(map(is_alive, set(children_of(os.getpid())) - others)) == 1
 
-        await until(lambda: per != "shared" or children(w).known(None), "a place")
-        await until(is_settled, "the guard, and what is shared")
-        await until(lambda: per != "shared" or _has_child(w), "it has that child")
-        assert await (await w.connected()).text("count") == "1"
-        assert starts(noted) == all_starts
-    assert not warnings_of_servers(caplog)
+        await until(is_stopped, "only the guard is left")
+        assert starts(noted) == 1
 
 
 def _has_child(w: World) -> bool:

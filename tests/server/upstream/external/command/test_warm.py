@@ -114,7 +114,7 @@ async def test_what_one_that_died_has_left_is_ended_when_the_layer_stops() -> No
     async def start(_: warm.Label) -> ChildProcess:
         return cast(ChildProcess, process)
 
-    waiting = warm.WarmProcesses(1, 60, start)
+    waiting = warm.WarmProcesses(1, 60, start, lambda _: None)
     waiting.run(lambda: 1)
     await until(process.asked.is_set, "it is found to be over")
     assert await waiting.take(lambda: "somebody's") is None
