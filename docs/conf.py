@@ -6,6 +6,9 @@ The source is the repository, so that a link to a file beside ``docs/`` holds he
 # Sphinx is installed where the site is built, and not where types are checked.
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownVariableType=false
 
+import re
+from pathlib import Path
+
 from pygments.lexers.special import TextLexer
 from sphinx.ext.napoleon.docstring import GoogleDocstring
 from sphinx.highlighting import lexers
@@ -17,7 +20,7 @@ author = "The mcp-sessions authors"
 copyright = "The mcp-sessions authors"
 release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_inline_tabs"]
 root_doc = "docs/index"
 # What was installed beside an example is no page of ours.
 exclude_patterns = ["**/node_modules"]
@@ -40,6 +43,8 @@ myst_enable_extensions = ["colon_fence"]
 
 # The specification's diagrams are drawn by code hosts; here their source is shown.
 lexers["mermaid"] = TextLexer()
+# Lines of a log or of a wire are long: site.css breaks them.
+lexers["log"] = TextLexer()
 # A clause stands under its group, wherever that is.
 suppress_warnings = ["myst.header"]
 
@@ -63,3 +68,64 @@ def _whole(docstring: GoogleDocstring) -> tuple[str, list[str]]:
 
 
 GoogleDocstring._consume_inline_attribute = _whole
+
+
+_PICTURE = re.compile(r'<img ([^>]*?)src="([^"]*/_images/[^"/]*)\.svg"([^>]*)/>')
+_DARK = "@media (prefers-color-scheme: dark)"
+
+
+def _two_pictures(app, pagename, templatename, context, doctree) -> None:
+    """Show a picture for the page's own setting of light or dark, which may not be the system's."""
+    two = "".join(rf'<img class="only-{each}" \1src="\2-{each}.svg"\3/>' for each in _SHOWN)
+    if "body" in context:
+        context["body"] = _PICTURE.sub(two, context["body"])
+
+
+_SHOWN = {"light": "@media not all", "dark": "@media all"}
+
+
+def _draw_both(images: Path) -> None:
+    for picture in list(images.glob("*.svg")):
+        drawn = picture.read_text("utf-8")
+        for each, always in _SHOWN.items():
+            picture.with_name(f"{picture.stem}-{each}.svg").write_text(
+                drawn.replace(_DARK, always), "utf-8"
+            )
+
+
+def _opening(source: str) -> str:
+    """Return the first sentence of a page, without its links."""
+    paragraphs = (part.strip() for part in source.split("\n\n"))
+    first = next((part for part in paragraphs if part[:1].isalpha() or part[:2] == "**"), "")
+    words = re.sub(r"\[([^\]]*)\]\([^)]*\)|\*\*", r"\1", " ".join(first.split()))
+    return re.split(r"(?<=[.?]) ", words)[0]
+
+
+def _llms(app) -> str:
+    """All pages in the order of the menu, for programs that read them: llmstxt.org."""
+    index = (Path(app.srcdir) / "docs/index.md").read_text("utf-8")
+    lines = ["# mcp-sessions", "", f"> {_opening(index)}"]
+    for caption, entries in re.findall(r":caption: (.+?)\n.*?\n\n(.*?)```", index, re.DOTALL):
+        lines += ["", f"## {caption}", ""]
+        for name in re.findall(r"<(.+)>", entries):
+            page = f"docs/{name}".replace("docs/../", "")
+            title = app.env.titles[page].astext()
+            source = (Path(app.srcdir) / f"{page}.md").read_text("utf-8")
+            lines.append(f"- [{title}](_sources/{page}.md.txt): {_opening(source)}")
+    return "\n".join(lines) + "\n"
+
+
+def _add_files(app, error) -> None:
+    if error is None and app.builder.name == "html":
+        site = Path(app.outdir)
+        _draw_both(site / "_images")
+        (site / "llms.txt").write_text(_llms(app), "utf-8")
+        (site / "index.html").write_text(
+            '<!doctype html><meta http-equiv="refresh" content="0; url=docs/index.html">'
+            '<title>mcp-sessions</title><a href="docs/index.html">mcp-sessions</a>\n'
+        )
+
+
+def setup(app) -> None:
+    app.connect("html-page-context", _two_pictures)
+    app.connect("build-finished", _add_files)

@@ -139,7 +139,7 @@ async def _walk() -> str:
                 for step in [next(steps) for _ in range(count)]:
                     await VERBS[step["step"]](player.scene, step)
                     lines += names.lines(player, step)
-                block = "\n".join(["```text", *lines, "```"])
+                block = "\n".join(["```log", *lines, "```"])
                 pages.append(f"## {number}. {heading}\n\n{fill(prose, 120)}\n\n{block}")
         finally:
             await player.leave()

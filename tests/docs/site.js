@@ -3,6 +3,9 @@
 
 const WORD = /[\p{L}\p{N}_]+/gu;
 const LEAST_CONTRAST = 4.5;
+const WIDE = 1280;
+const LONGEST = 22000;
+const CODE = "div.highlight > pre";
 
 const loaded = (frame, url) =>
   new Promise((resolve) => {
@@ -61,6 +64,23 @@ async function copies(block, page) {
   return copied?.trim() === block.querySelector("pre").textContent.trim();
 }
 
+const scrolls = (box) => box.scrollWidth > box.clientWidth;
+
+function covers(button, code) {
+  const [one, other] = [button.getBoundingClientRect(), code.getBoundingClientRect()];
+  return one.left < other.right && other.left < one.right && one.top < other.bottom;
+}
+
+// On a wide screen only: on a telephone code scrolls, and everything is long.
+function faultsOfSize(article) {
+  const faults = [];
+  for (const code of article.querySelectorAll(CODE)) {
+    if (scrolls(code)) faults.push(`has code that scrolls: ${code.textContent.slice(0, 60)}`);
+  }
+  if (article.scrollHeight > LONGEST) faults.push(`is too long: ${article.scrollHeight} pixels`);
+  return faults;
+}
+
 async function faultsOf(page, background) {
   const faults = [];
   const root = page.document.documentElement;
@@ -75,12 +95,20 @@ async function faultsOf(page, background) {
   }
   for (const block of article.querySelectorAll("div.highlight")) {
     if (!(await copies(block, page))) faults.push(`is not copied: ${block.textContent.slice(0, 60)}`);
+    const button = block.querySelector("button.copy");
+    if (button && covers(button, block.querySelector("pre"))) {
+      faults.push(`has a button on its code: ${block.textContent.slice(0, 60)}`);
+    }
   }
   for (const element of article.querySelectorAll("h1, h2, p, a, td, th, code, pre, pre span")) {
     const contrast = contrastOf(element, page);
     if (element.textContent.trim() && contrast < LEAST_CONTRAST) {
       faults.push(`is hard to see (${contrast.toFixed(1)}): ${element.textContent.slice(0, 60)}`);
     }
+  }
+  if (page.innerWidth >= WIDE) faults.push(...faultsOfSize(article));
+  for (const picture of article.querySelectorAll(`img.only-${background}`)) {
+    if (!picture.checkVisibility()) faults.push(`hides its picture: ${picture.src}`);
   }
   const isLight = luminance(backgroundOf(article, page)) > 0.5;
   if (isLight !== (background === "light")) faults.push(`is not ${background}`);
