@@ -20,8 +20,9 @@ _PERSONAL: Final = frozenset({
 })  # fmt: skip
 
 _NETWORK: Final = frozenset({
-    # Proxies.
-    "ALL_PROXY", "FTP_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NODE_USE_ENV_PROXY", "NO_PROXY",
+    # Proxies, and programs that connect.
+    "ALL_PROXY", "FTP_PROXY", "GIT_PROXY_COMMAND", "GIT_SSH", "GIT_SSH_COMMAND", "HTTP_PROXY",
+    "HTTPS_PROXY", "NODE_USE_ENV_PROXY", "NO_PROXY",
     "NPM_CONFIG_HTTPS_PROXY", "NPM_CONFIG_NOPROXY", "NPM_CONFIG_PROXY", "PIP_PROXY",
     # Certificates that are trusted.
     "AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "DENO_CERT", "DENO_TLS_CA_STORE", "GIT_SSL_CAINFO",
@@ -32,7 +33,9 @@ _NETWORK: Final = frozenset({
     "CONTAINER_HOST", "DOCKER_CERT_PATH", "DOCKER_CONFIG", "DOCKER_CONTEXT", "DOCKER_HOST",
     "DOCKER_TLS_VERIFY", "KUBECONFIG",
     # Where packages come from, and where they are kept.
-    "BUN_INSTALL_CACHE_DIR", "DENO_DIR", "NPM_CONFIG_CACHE", "NPM_CONFIG_GLOBALCONFIG",
+    "BUN_INSTALL_CACHE_DIR", "CARGO_HOME", "COREPACK_NPM_REGISTRY", "DENO_DIR", "GEM_HOME",
+    "GOCACHE", "GOINSECURE", "GOMODCACHE", "GONOPROXY", "GONOSUMDB", "GOPATH", "GOPRIVATE",
+    "GOPROXY", "GOSUMDB", "NPM_CONFIG_CACHE", "NPM_CONFIG_GLOBALCONFIG",
     "NPM_CONFIG_OFFLINE", "NPM_CONFIG_PREFER_OFFLINE", "NPM_CONFIG_PREFIX", "NPM_CONFIG_REGISTRY",
     "NPM_CONFIG_USERCONFIG", "PIPX_BIN_DIR", "PIPX_HOME", "PIP_CACHE_DIR", "PIP_CONFIG_FILE",
     "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_NO_INDEX", "PIP_TRUSTED_HOST",
@@ -44,6 +47,9 @@ _NETWORK: Final = frozenset({
     "XDG_RUNTIME_DIR", "XDG_STATE_HOME",
 })  # fmt: skip
 """Also in small letters, as curl and npm read them."""
+
+_AGENTS: Final = frozenset({"KRB5CCNAME", "SSH_AGENT_PID", "SSH_AUTH_SOCK"})
+"""By these a command could use the credentials of the user, so that it gets none of them."""
 
 _USER_OF_SSH: Final = re.compile(r"ssh://[^:@/]+@[^@?]*")
 
@@ -60,7 +66,16 @@ def inherited(title: str, given: Collection[str] = ()) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for name, value in os.environ.items():
-        if name in given or not (name in _PERSONAL or name.upper() in _NETWORK):
+        if name in given:
+            continue
+        if name in _AGENTS:
+            logger.info(
+                "%s does not get %s, by which it could use your keys: pass it on with --env %s",
+                title,
+                name,
+                name,
+            )
+        if not (name in _PERSONAL or name.upper() in _NETWORK):
             continue
         if name not in _PERSONAL and _has_credential(value):
             logger.warning(

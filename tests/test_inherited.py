@@ -26,6 +26,10 @@ REACHES = {
     "UV_CACHE_DIR": "/var/cache/uv",
     "UV_INDEX": "own=https://pypi.example.com/simple https://other.example.com/simple",
     "PIP_INDEX_URL": "https://pypi.example.com/simple",
+    "GOPROXY": "https://go.example.com,direct",
+    "GOPRIVATE": "*.corp.example.com",
+    "GIT_SSH_COMMAND": "ssh -i /home/me/.ssh/deploy",
+    "COREPACK_NPM_REGISTRY": "https://npm.example.com/",
     "XDG_CACHE_HOME": "/var/cache",
 }
 SECRET = {
@@ -80,6 +84,23 @@ def test_a_value_with_a_credential_is_named_and_not_passed_on(
     caplog.clear()
     given = StdioServer(sys.executable, CHILD, env={name: SECRET[name]})
     assert (given.env[name], caplog.messages) == (SECRET[name], [])
+
+
+@pytest.mark.parametrize("name", ["SSH_AUTH_SOCK", "KRB5CCNAME"])
+def test_an_agent_with_credentials_is_named_and_not_passed_on(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    put(monkeypatch, {})
+    monkeypatch.setenv(name, "/run/agent.sock")
+    assert name not in StdioServer(sys.executable, CHILD, title="files").env
+    assert any(f"files does not get {name}" in line for line in caplog.messages)
+    assert not any("agent.sock" in line for line in caplog.messages)
+
+    caplog.clear()
+    given = StdioServer(sys.executable, CHILD, env={name: "/run/agent.sock"})
+    assert given.env[name] == "/run/agent.sock"
+    assert not any(name in line for line in caplog.messages)
 
 
 def test_the_check_names_what_is_not_passed_on(tmp_path: Path) -> None:

@@ -220,7 +220,9 @@ def limit(text: str) -> tuple[str, float]:
     try:
         return limit_of(text)
     except ConfigurationError as wrong:
-        raise argparse.ArgumentTypeError(str(wrong)) from None
+        known = [each.name for each in fields(SessionPolicy)]
+        hint = "" if name in known else did_you_mean(name, known)
+        raise argparse.ArgumentTypeError(str(wrong) + hint) from None
 
 
 def variable(text: str) -> tuple[str, str]:

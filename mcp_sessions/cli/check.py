@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from mcp_sessions.assembly import Assembly
 from mcp_sessions.authentication.fetching import FetchFailed
 from mcp_sessions.cli.access import access_given, access_of
-from mcp_sessions.cli.arguments import INTERRUPTED, USAGE_ERROR, one_line
+from mcp_sessions.cli.arguments import INTERRUPTED, USAGE_ERROR, one_line, shown
 from mcp_sessions.cli.telemetry import described
 from mcp_sessions.core.life import idle_time
 from mcp_sessions.core.messages import members_of
@@ -240,8 +240,8 @@ async def _say_issuer(report: Report, options: argparse.Namespace) -> None:
 def _say_limits(report: Report, policy: SessionPolicy) -> None:
     connections = policy.max_connections or "as many as file descriptors allow"
     idle, expires = policy.idle_timeout, idle_time(Mode.PROTOCOL, policy)
-    sleeps = f"sleeps after {idle:g} s, and " if expires > idle else ""
-    report.say("limits", f"an unused session {sleeps}expires after {expires:.15g} s")
+    sleeps = f"sleeps after {shown(idle)}, and " if expires > idle else ""
+    report.say("limits", f"an unused session {sleeps}expires after {shown(expires)}")
     report.say("", f"events of a session for replay: {policy.max_events}")
     report.say("", f"message of a client: {policy.max_message} bytes")
     report.say("", f"answer of a command or URL: {policy.max_answer} bytes")

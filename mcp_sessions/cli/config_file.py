@@ -191,7 +191,9 @@ def _entries(file: str, text: str) -> dict[str, Any]:
     # VS Code calls it "servers".
     entries = members.get("mcpServers", members.get("servers"))
     if not isinstance(entries, dict):
-        raise ConfigurationError(f'{file}: must be {{"mcpServers": {{NAME: {{…}}}}}}')
+        hints = (did_you_mean(name, ("mcpServers", "servers")) for name in members)
+        hint = next(filter(None, hints), "")
+        raise ConfigurationError(f'{file}: must be {{"mcpServers": {{NAME: {{…}}}}}}{hint}')
     return cast("dict[str, Any]", entries)
 
 

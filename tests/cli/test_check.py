@@ -53,7 +53,7 @@ def test_what_a_start_would_do_is_said_and_nothing_is_left(
     assert lines["address"] == "127.0.0.1, any free port: free"
     assert lines["environment"] == "MCP_SESSIONS_IDLE_TIMEOUT"
     assert lines["ignored"] == "MCP_SESSIONS_NOTHING: sets no option"
-    said = "an unused session sleeps after 77 s, and expires after 2592000 s"
+    said = "an unused session sleeps after 77s, and expires after 30d"
     assert lines["limits"] == said
     assert lines["origins"] == "pages of this machine" and lines["hosts"] == "loopback names"
     assert noted.read_text() == "started\n", "once"

@@ -238,6 +238,8 @@ def test_options_that_make_no_sense_are_one_line(
     ("arguments", "said"),
     [
         (["--stroe", "x", "app.py"], "arguments: --stroe app.py; did you mean --store? (see"),
+        (["app.py", "--limit", "max_event=5"], "did you mean max_events? (see"),
+        (["app.py", "--limit", "Max-Tools=5"], "not 'Max-Tools=5'"),
         (["app.py", "--prot=1"], "arguments: --prot=1; did you mean --port? (see"),
         (["app.py", "--unlike"], "arguments: --unlike (see"),
     ],

@@ -360,6 +360,8 @@ def test_comments_and_last_commas_are_read_over_as_editors_do(
         ('{\n"mcpServers": {"a": {}}\n"b"}', "line 3"),
         ("[]", 'must be {"mcpServers"'),
         ("{}", 'must be {"mcpServers"'),
+        ('{"mcpServer": {"a": {}}}', "did you mean mcpServers?"),
+        ('{"mcpservers": {"a": {}}}', "did you mean mcpServers?"),
         ('{"servers": {}, "mcpServers": {}}', "both mcpServers and servers"),
         ('{"mcpServers": {}}', "there is no server in it"),
         ('{"mcpServers": {"a": {"disabled": true}}}', "there is no server in it"),
