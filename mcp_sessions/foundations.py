@@ -32,9 +32,9 @@ from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.server.requests.session_visibility import check_patterns
 from mcp_sessions.server.upstream.external.beginning import Starter
 from mcp_sessions.server.upstream.external.command import StdioChildren
-from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
+from mcp_sessions.server.upstream.external.param_headers import DeclaredHeaders
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
-from mcp_sessions.server.upstream.external.url_children import HttpChildren
+from mcp_sessions.server.upstream.external.url import HttpChildren
 from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.server.upstream.sdk.authentication import Authentication

@@ -39,7 +39,7 @@ from mcp_sessions.serve.reloading import Reloading
 from mcp_sessions.serve.tls import Certificate, certificate_of
 from mcp_sessions.serve.together import Part, Together, run_together
 from mcp_sessions.serve.uvicorn_server import HttpSettings
-from mcp_sessions.server.upstream.external.changing import can_follow
+from mcp_sessions.server.upstream.external.children import can_follow
 from mcp_sessions_transports.origin import Guards, SecuritySettings
 
 logger = logging.getLogger(__name__)

@@ -52,11 +52,21 @@ class ReadEvent:
     """The outline of the data, if it was too large to be kept; then ``data`` is empty."""
 
 
-def position(event: ReadEvent, before: str | None) -> str | None:
-    """Return the id to go on from after an event; None: there is none that can be sent."""
-    if not event.id:
-        return before
-    return event.id if is_sendable(event.id) else None
+@dataclass(slots=True)
+class Position:
+    """How far a stream was read, and what its server says of the next one."""
+
+    id: str | None = None
+    """The event to go on from; None: there is none that can be sent."""
+
+    retry: float | None = None
+    """Seconds."""
+
+    def note(self, event: ReadEvent) -> None:
+        if event.id:
+            self.id = event.id if is_sendable(event.id) else None
+        if event.retry is not None:
+            self.retry = event.retry / 1000
 
 
 class SseReader:

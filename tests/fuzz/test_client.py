@@ -193,13 +193,14 @@ async def test_a_bomb_is_read_in_small_pieces_and_left_at_the_limit() -> None:
     st.integers(400, 599),
     st.binary(max_size=50) | values.map(lambda value: json.dumps(value).encode()),
     st.sampled_from(["5", "9" * 400, "-1", "1.5", "Wed, 21 Oct 2026 07:28:00 GMT", ""]),
+    st.booleans(),
 )
 async def test_whatever_a_status_comes_with_is_a_failure(
-    status: int, body: bytes, retry_after: str
+    status: int, body: bytes, retry_after: str, is_gone: bool
 ) -> None:
     given = response(body, status, content_type="application/json", retry_after=retry_after)
     given.request = httpx2.Request("POST", "http://host/", headers={"mcp-session-id": "s"})
-    failure = await failure_of(given, 1, name="http://host/")
+    failure = await failure_of(given, 1, name="http://host/", is_gone=is_gone)
     assert failure.status == status
     assert failure.retry_after is None or 0 <= failure.retry_after <= MAX_SECONDS
     assert failure.error is not None

@@ -17,7 +17,7 @@ from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.policy import Eras
-from mcp_sessions.server.upstream.external.changing import can_follow
+from mcp_sessions.server.upstream.external.children import can_follow
 from tests.support.duplex import DuplexPeer, listening, pipe, websocket
 from tests.support.modern import ModernClient, envelope
 from tests.support.raw import SESSION, Json

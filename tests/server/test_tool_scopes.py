@@ -8,7 +8,7 @@ import pytest
 
 from mcp_sessions import Conversations, SessionLayer
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.server.upstream.external.changing import can_follow
+from mcp_sessions.server.upstream.external.children import can_follow
 from tests.support.children import child
 from tests.support.duplex import listening, pipe, websocket
 from tests.support.identities import Verifier, auth_settings

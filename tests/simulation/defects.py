@@ -30,7 +30,7 @@ from mcp_sessions.server.upstream.external import beginning, peer, sharing
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Forgotten
 from mcp_sessions.server.upstream.external.server_messages import Notifier
-from mcp_sessions.server.upstream.external.url_wire import Wire, refused
+from mcp_sessions.server.upstream.external.url_requests import Wire, refused
 from mcp_sessions.server.upstream.held_call import HeldCall
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions_transports.outbox import LogFeed

@@ -18,7 +18,7 @@ import httpx2
 
 from mcp_sessions import HTTPServer, StdioServer
 from mcp_sessions.core.messages import members_of
-from mcp_sessions.server.upstream.external import command, url_children
+from mcp_sessions.server.upstream.external import command, url
 from mcp_sessions.server.upstream.external.output import Output
 from tests.simulation.history import History
 from tests.simulation.scheduler import Host, current_host
@@ -291,17 +291,17 @@ class Url:
     def installed(self, history: History) -> Generator[None]:
         """Until the block ends, the layer's requests to URLs come here."""
         self._history = history
-        before = url_children.httpx2
+        before = url.httpx2
         client = partial(_client, self)
         ours = SimpleNamespace(
             AsyncClient=client, create_ssl_context=lambda: None, Limits=before.Limits,
-            Auth=before.Auth,
+            Auth=before.Auth, TimeoutException=before.TimeoutException,
         )  # fmt: skip
-        setattr(url_children, "httpx2", ours)  # noqa: B010
+        setattr(url, "httpx2", ours)  # noqa: B010
         try:
             yield
         finally:
-            setattr(url_children, "httpx2", before)  # noqa: B010
+            setattr(url, "httpx2", before)  # noqa: B010
 
     async def serve(self, request: httpx2.Request) -> httpx2.Response:
         """Answer one request of a replica's."""

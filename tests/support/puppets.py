@@ -20,8 +20,8 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.command import StdioWire
-from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.output import Output
+from mcp_sessions.server.upstream.external.param_headers import DeclaredHeaders
 from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
 from mcp_sessions.server.upstream.port import (

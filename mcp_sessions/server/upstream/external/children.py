@@ -16,6 +16,14 @@ Rules:
    it a command or a URL. The next request tries again at once.
 7. A start without room waits for it, if room gets free by itself within :data:`WAITS` seconds. A
    child will have been idle for long by then, or a client that was asked is away.
+
+The server of a layer that runs can change: its next children are started in another way.
+
+1. A session keeps its child. So does a connection with a handshake.
+2. Any other child gets no more requests. It ends when it has answered those that it has. The next
+   request starts another one, which gets the log level and the subscriptions.
+3. A start that has begun completes, with the server of before.
+4. Failures of the server of before do not count any more.
 """
 
 from __future__ import annotations
@@ -44,13 +52,18 @@ from mcp_sessions.server.upstream.external.beginning import (
     not_started,
 )
 from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child_eras import VERSION
 from mcp_sessions.server.upstream.external.child_requests import ChildRefused
 from mcp_sessions.server.upstream.external.failures import Failures
-from mcp_sessions.server.upstream.external.modern_requests import VERSION
 from mcp_sessions.server.upstream.external.room import EVICTABLE, LOOKS, OF_ONE, WAITS, Room, Starts
 from mcp_sessions.server.upstream.external.server_messages import Notifier
-from mcp_sessions.server.upstream.external.sessionless import Sessionless
-from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Announce, Services, Slot
+from mcp_sessions.server.upstream.external.slot import (
+    ONE_CLIENT,
+    Announce,
+    Services,
+    Sessionless,
+    Slot,
+)
 from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -459,3 +472,47 @@ class Children:
             del self._slots[slot.key]
         await self._vacate(slot)
         return True
+
+    # --- another server --------------------------------------------------------------------------
+
+    def use(self, server: ExternalServer) -> None:
+        """Start the next children of this server.
+
+        Args:
+            server: See :func:`can_follow`.
+        """
+        self.server = server
+        self.starter.use(server)
+        self._failures = Failures(self.ours)
+        self.is_of_the_era_before = self.is_of_the_modern_era = self.names_requests = False
+        for slot in self.slots(lambda _: True):
+            if slot.clients.is_sessionless or not slot.clients.is_one_client:
+                self._background.run("the change of a child", self._change(slot))
+
+    async def _change(self, slot: Slot) -> None:
+        if slot.starting is not None:
+            await asyncio.wait({slot.starting})
+        calls, child = set(slot.calls), slot.vacate()
+        if child not in self._living:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.server.child_idle):
+                while True:
+                    if not calls & slot.calls.keys():
+                        break
+                    await asyncio.sleep(LOOKS)
+        await self._stop(child)
+
+
+def can_follow(before: ExternalServer, after: ExternalServer) -> bool:
+    """Whether a layer of one server can start the children of the other. It asks each client for
+    the scopes that it began with, speaks the same eras, turns the same calls into tasks, and finds
+    request keys in the same places.
+    """
+    if before.tasks != after.tasks or before.eras != after.eras:
+        return False
+    if before.request_keys != after.request_keys:
+        return False
+    if before.scopes != after.scopes or before.tool_scopes != after.tool_scopes:
+        return False
+    return type(before) is type(after) and before.per == after.per

@@ -29,24 +29,27 @@ from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.external.child import Child
-from mcp_sessions.server.upstream.external.child_requests import Forgotten, Waiting
-from mcp_sessions.server.upstream.external.child_wire import ChildConnection, Later, SendOnce
+from mcp_sessions.server.upstream.external.child_requests import Client, Forgotten, Later, Waiting
 from mcp_sessions.server.upstream.external.directories import Directories
 from mcp_sessions.server.upstream.external.launcher import Launcher
 from mcp_sessions.server.upstream.external.output import Line, TooLong
 from mcp_sessions.server.upstream.external.process import ChildProcess, Label, Processes
-from mcp_sessions.server.upstream.external.receiver import Client
-from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
-from mcp_sessions.server.upstream.external.slot import Slot
-from mcp_sessions.server.upstream.external.system_processes import memory_of
-from mcp_sessions.server.upstream.external.unreadable import (
+from mcp_sessions.server.upstream.external.reading import (
     Unreadable,
     messages_of,
     more_than,
     of_ends,
     outlined,
 )
+from mcp_sessions.server.upstream.external.slot import Slot
+from mcp_sessions.server.upstream.external.system_processes import memory_of
 from mcp_sessions.server.upstream.external.warm import WarmProcesses
+from mcp_sessions.server.upstream.external.wire import (
+    ChildConnection,
+    ReadStream,
+    SendOnce,
+    StreamReceiver,
+)
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stdio_server import StdioServer
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from mcp_sessions.background import Background, give_way, report
 from mcp_sessions.core.outline import Outlines
-from mcp_sessions.server.upstream.external.child_wire import Later
+from mcp_sessions.server.upstream.external.child_requests import Later
 
 CHUNK: Final = 65_536
 """Bytes that are held before no more is read. Each end of a line that is too long has as many."""

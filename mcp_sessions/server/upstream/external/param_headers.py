@@ -1,16 +1,19 @@
-"""Build the HTTP headers that repeat the facts of a modern request.
+"""The HTTP headers that repeat the facts of a modern request: built, and known of its tools.
 
 A tool's input schema says which arguments they repeat (``x-mcp-header``), so a caller must have
 read it.
+
+An intermediary may trust such a header only because the server refuses a request in which the
+header and the body differ.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from mcp_sessions.core.messages import entries_of, members_of
+from mcp_sessions.core.messages import encode, entries_of, members_of
 from mcp_sessions.core.named import header_value, repeated_name
 from mcp_sessions.core.recent import Recent
 
@@ -97,3 +100,27 @@ def _text(value: object) -> str | None:
     except ValueError:
         # A number with too many digits for Python.
         return None
+
+
+_KEY: Final = b'"x-mcp-header"'
+_SCHEMAS: Final = 1_000
+_BYTES: Final = 65_536
+"""Bytes of the input schema of one tool, at most."""
+
+
+class DeclaredHeaders:
+    def __init__(self) -> None:
+        self._schemas = Recent[str, Mapping[str, Any]](_SCHEMAS)
+
+    def schema_of(self, tool: str) -> Mapping[str, Any] | None:
+        return self._schemas.get(tool)
+
+    def learn(self, result: Mapping[str, Any]) -> None:
+        for members in map(members_of, entries_of(result.get("tools"))):
+            name, schema = members.get("name"), members.get("inputSchema")
+            if not isinstance(name, str):
+                continue
+            self._schemas.pop(name, None)
+            said = encode(schema)
+            if isinstance(schema, dict) and _KEY in said and len(said) <= _BYTES:
+                self._schemas.keep(name, cast("dict[str, Any]", schema))

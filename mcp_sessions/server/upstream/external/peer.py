@@ -1,4 +1,14 @@
-"""Represent one client to a server outside of this process, and find its child."""
+"""Represent one client to a server outside of this process, and find its child.
+
+A child's changes outside of sessions go to the listens of the modern era. Rules, owned by
+``tests/server/upstream/test_port.py`` and ``tests/server/upstream/external``:
+
+1. A listener gets changes after its acknowledgement. Each carries the id of the listen.
+2. A resource is subscribed at the child as long as a client listens for it there. If the child
+   ended, idle or dead, the next request starts another, which sends changes again.
+3. If the child refuses a subscription, its changes are not delivered, as from a server without such
+   a resource.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +21,18 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from mcp_sessions import method_names
-from mcp_sessions.core.listen_messages import LEVELS, Filter
+from mcp_sessions.core.listen_messages import LEVELS, SUBSCRIPTION_ID, Filter
+from mcp_sessions.core.messages import with_meta
 from mcp_sessions.core.named import NAMING
-from mcp_sessions.errors import LimitReached, NotBegun, StoreUnavailable
+from mcp_sessions.errors import METHOD_NOT_FOUND, LimitReached, NotBegun, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.accepted_questions import NOTHING_ASKED, Asks
 from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child_eras import VERSION
 from mcp_sessions.server.upstream.external.child_requests import ANSWERING
 from mcp_sessions.server.upstream.external.child_spans import Spans
 from mcp_sessions.server.upstream.external.children import Children
-from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
-from mcp_sessions.server.upstream.external.first_child import hand_over, spare, take_over
-from mcp_sessions.server.upstream.external.modern_listen import Listen
-from mcp_sessions.server.upstream.external.modern_requests import VERSION
 from mcp_sessions.server.upstream.external.other_replicas import (
     Lease,
     Moved,
@@ -32,12 +40,25 @@ from mcp_sessions.server.upstream.external.other_replicas import (
     RemoteRequest,
     ServedResult,
 )
-from mcp_sessions.server.upstream.external.sessionless import Sessionless
-from mcp_sessions.server.upstream.external.sharing import Sharing, client_of
-from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Clients, Services, Slot
-from mcp_sessions.server.upstream.external.subscribers import Subscribers
-from mcp_sessions.server.upstream.port import Outbound, UpstreamCall, Wanted
+from mcp_sessions.server.upstream.external.param_headers import DeclaredHeaders
+from mcp_sessions.server.upstream.external.sharing import (
+    Sharing,
+    client_of,
+    hand_over,
+    spare,
+    take_over,
+)
+from mcp_sessions.server.upstream.external.slot import (
+    ONE_CLIENT,
+    Clients,
+    Services,
+    Sessionless,
+    Slot,
+    Subscribers,
+)
+from mcp_sessions.server.upstream.port import Outbound, PeerError, PeerRequest, UpstreamCall, Wanted
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
+from mcp_sessions.server.upstream.subscriptions import notifying_by
 
 Json = dict[str, Any]
 
@@ -345,7 +366,7 @@ class ExternalPeer:
 
     async def notify(self, call: UpstreamCall, method: str, params: dict[str, Any] | None) -> None:
         """Send a notification to a child that runs and serves this client only (rule 6 of
-        ``cause.py``).
+        ``child.py``).
         """
         if method in _ENDED_HERE:
             return
@@ -422,7 +443,7 @@ class ExternalPeer:
 
     def _begun(self, key: Hashable, call: UpstreamCall, make: Callable[[], Slot]) -> Slot:
         """Make a slot. A new session takes the child that its client used before, if that was used
-        for nothing else (``takeover.py``).
+        for nothing else (``sharing.py``).
         """
         children = self._wrapped.children
         own = self._own if self._connection_peer is None else self._connection_peer._own
@@ -517,3 +538,36 @@ class ExternalPeer:
 
 def shared_slot(wrapped: Wrapped) -> Slot:
     return Slot(wrapped.services, None, OURS, Clients(is_shared=True))
+
+
+class Listen:
+    def __init__(self, call: UpstreamCall, wanted: Filter) -> None:
+        self._call = call
+        self._wanted = wanted
+        self._is_acknowledged = asyncio.Event()
+
+    @property
+    def uris(self) -> frozenset[str]:
+        return self._wanted.uris
+
+    @property
+    def call(self) -> UpstreamCall:
+        return notifying_by(self._call, self._acknowledge)
+
+    async def _acknowledge(self, method: str, params: Mapping[str, Any] | None) -> None:
+        await self._call.notify(method, params)
+        if method == method_names.ACKNOWLEDGED:
+            self._is_acknowledged.set()
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
+        if (
+            method != method_names.RESOURCE_UPDATED
+            and method_names.CHANGED_KIND.get(method) not in self._wanted.lists
+        ):
+            return
+        await self._is_acknowledged.wait()
+        about = {SUBSCRIPTION_ID: self._call.request_id}
+        await self._call.notify(method, with_meta(params, about))
+
+    async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
+        raise PeerError(METHOD_NOT_FOUND, "Method not found", asked.method)

@@ -1,6 +1,8 @@
-"""Choose the child that serves a request outside of sessions.
+"""Choose the child that serves a request outside of sessions, and the first child of a session.
 
-1. A client that can be asked, or wants log messages, has a child of its own (``cause.py``). It
+Outside of sessions:
+
+1. A client that can be asked, or wants log messages, has a child of its own (``child.py``). It
    keeps that child from request to request. It gets another one for a request next to others: some
    servers run one request after the other. Without room for that, its requests share its child.
 2. One connection is one client. The client at standard input and output has one child for all its
@@ -19,8 +21,35 @@
    away is given up (``rounds.py``).
 8. A child of clients that can be asked has a handshake, if the server speaks both eras. There a
    handler can ask in the middle of a call. A handler that asks by its result is served in the
-   modern era (``handler_eras.py``), and every handler is if the layer speaks only that one. The
+   modern era (:class:`HandlerEras`), and every handler is if the layer speaks only that one. The
    question is the result of its own request there, so these requests share the child of rule 3.
+
+The first child of a session is one that its client had before, or a new one. Rules, owned by
+``tests/server/upstream/external/test_first_child.py``:
+
+1. A session takes over a child that got only list requests, and runs nothing. Such a child is like
+   one that was just started.
+2. The child of the connection on which the session begins certainly served the same client.
+3. A client of the modern era asks outside of sessions, where others may ask as well. Its session
+   takes over a child if no other client ever asked there (rule 2 above), and if the
+   child got the same data as a new one would get. A child with an open request is not taken over.
+   Nor is a child that asked something: it would not ask its session again.
+4. Outside of sessions a server of both eras is spoken to in the modern era, in a session in the
+   handshake era. So a child that is spoken to in the modern era is not taken over.
+5. The child moves, and not its slot. A request that was about to use it there gets another one.
+6. Otherwise the session has a new child. A child that only this client used outside of sessions
+   ends then.
+
+The handlers of a server of both eras ask in the middle of a call, or by a result. Nothing shows
+that before a call, and no call is sent again. So it is learned from calls, for each handler by
+itself (its method and its name). Rules, for clients that can be asked:
+
+1. A handler that asked in the middle of a call stays in the handshake era.
+2. A call in the handshake era may end in the server's error -32603. Servers of the SDK answer so to
+   a result that asks. The handler's next call goes in the modern era, unless rule 1 holds for it.
+3. A handler that asks by a result there stays in the modern era. After any other outcome its next
+   call goes in the handshake era again.
+4. A request with answers continues what a result asked, so it goes in the modern era.
 """
 
 from __future__ import annotations
@@ -28,19 +57,73 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from hashlib import sha256
+from typing import Any, Final, Literal, cast
 
+from mcp_sessions.core.named import NAMED, name_in
+from mcp_sessions.core.recent import Recent
+from mcp_sessions.errors import INTERNAL_ERROR
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.upstream.accepted_questions import Asks, kind_of
+from mcp_sessions.server.upstream.accepted_questions import INPUT_REQUIRED, Asks, kind_of
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import ChildRefused, RequestSender
 from mcp_sessions.server.upstream.external.children import Children
-from mcp_sessions.server.upstream.external.handler_eras import HandlerEras
 from mcp_sessions.server.upstream.external.room import MOST
-from mcp_sessions.server.upstream.external.sessionless import Sessionless
-from mcp_sessions.server.upstream.external.slot import Slot
+from mcp_sessions.server.upstream.external.slot import Sessionless, Slot
 from mcp_sessions.server.upstream.port import UpstreamCall
 from mcp_sessions.server.upstream.rounds import Rounds
+
+
+class HandlerEras:
+    def __init__(self) -> None:
+        self._ask: Recent[bytes, Literal["in calls", "by results"]] = Recent(_MOST)
+        """How handlers were seen to ask."""
+
+        self.doubtful: Recent[bytes, None] = Recent(_MOST)
+        """Other handlers, whose last call failed in the handshake era."""
+
+    def is_modern(self, method: str, params: Mapping[str, Any] | None) -> bool:
+        """Whether a request goes in the modern era."""
+        if params is None or method not in NAMED:
+            return False
+        if "inputResponses" in params or "requestState" in params:
+            return True
+        if not (self._ask or self.doubtful):
+            return False
+        handler = _handler(method, params)
+        return handler is not None and (
+            handler in self.doubtful or self._ask.get(handler) == "by results"
+        )
+
+    def ended(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        is_modern: bool,
+        has_asked: bool,
+        code: object,
+        kind: object,
+    ) -> None:
+        """Learn from the end of a call.
+
+        Args:
+            is_modern: Whether it went in the modern era.
+            has_asked: Whether it asked before its end.
+            code: The code of the server's own error. None: there was none.
+            kind: The result's ``resultType``.
+        """
+        handler = _handler(method, params)
+        if handler is None:
+            return
+        self.doubtful.pop(handler, None)
+        if is_modern:
+            if kind == INPUT_REQUIRED:
+                self._ask.keep(handler, "by results")
+        elif has_asked:
+            self._ask.keep(handler, "in calls")
+        elif code == INTERNAL_ERROR and handler not in self._ask:
+            self.doubtful.keep(handler, None)
 
 
 @dataclass(slots=True)
@@ -183,3 +266,60 @@ def _is_next_to(key: Hashable, first: Sessionless) -> bool:
 
 def _half(room: int) -> int:
     return max(min(2, room), room // 2)
+
+
+def hand_over(children: Children, key: Hashable, new: Hashable) -> None:
+    slot = children.known(key)
+    if slot is not None and slot.is_unused and not children.server.names_sessions:
+        children.rename(key, new)
+
+
+def spare(children: Children, key: Hashable) -> None:
+    slot = children.known(key)
+    if slot is not None and slot.is_unused:
+        children.remove(key)
+
+
+def take_over(children: Children, outside: Slot, new: Slot, client: Hashable) -> None:
+    """Give a new session its client's earlier child, or end that child.
+
+    Args:
+        outside: The slot that it used.
+        client: See :attr:`Slot.asked_by`.
+    """
+    if not outside.is_replaceable or outside.asked_by != {client}:
+        return
+    if not children.server.names_sessions and _is_as_new(outside, new):
+        children.move(outside, new)
+    elif outside.is_unused:
+        children.forget(outside)
+
+
+def _is_as_new(outside: Slot, new: Slot) -> bool:
+    child = outside.living
+    if child is None or not outside.is_unused or child.is_modern:
+        return False
+    knows_more = child.level is not None or bool(child.subscribed)
+    needs_more = new.level is not None or bool(new.subscribers) or new.was_served
+    return (
+        not (knows_more or needs_more)
+        and child.is_idle
+        and not child.has_asked
+        and _described(outside.client) == _described(new.client)
+    )
+
+
+def _described(client: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: it for name, it in client.items() if name != "protocolVersion"}
+
+
+_MOST: Final = 1_000
+"""Handlers of each table, at most. Each takes the same few bytes."""
+
+
+def _handler(method: str, params: Mapping[str, Any] | None) -> bytes | None:
+    """Return a key of the same size for each handler. None: its results do not ask."""
+    name = name_in(method, params)
+    if name is None:
+        return None
+    return sha256(f"{method} {name}".encode("utf-8", "surrogatepass")).digest()

@@ -29,8 +29,6 @@ from mcp_sessions.server.upstream.external.child_requests import (
     raised_anew,
 )
 from mcp_sessions.server.upstream.external.server_messages import Notifier, SendNotification
-from mcp_sessions.server.upstream.external.subscribers import Subscribers
-from mcp_sessions.server.upstream.external.unsure import Unsure
 from mcp_sessions.server.upstream.port import (
     OnProgress,
     Outbound,
@@ -90,6 +88,109 @@ class Services:
     notifier: Notifier
     title: str
     """Name of the server in the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sessionless:
+    """Key of a child for requests of the modern era outside of sessions."""
+
+    principal: Principal
+    kind: frozenset[str] = frozenset()
+    """Requests that its clients accept, as
+    :func:`~mcp_sessions.server.upstream.accepted_questions.kind_of` names them.
+    """
+
+    client: Hashable = None
+    """The client that has the child for itself. None: all others of the principal share it."""
+
+    number: int = 0
+    """Number among the children of that client."""
+
+    share: Hashable = field(default=None, compare=False)
+    """What that client is counted for: see :attr:`UpstreamCall.share`."""
+
+    @property
+    def is_modern(self) -> bool:
+        """Whether the child has the modern era, if the server speaks both."""
+        return not self.kind
+
+    @property
+    def has_left(self) -> bool:
+        """Whether that client can send no more requests."""
+        return getattr(self.client, "has_left", False)
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether its client has others, or may have left: nothing shows when it does."""
+        return self.number > 0 or isinstance(self.client, tuple)
+
+
+class Subscribers(dict[str, set[Hashable]]):
+    """Clients by URI. A URI without a client is removed."""
+
+    def add(self, who: Hashable, uris: Iterable[str]) -> None:
+        for uri in uris:
+            self.setdefault(uri, set()).add(who)
+
+    def replace(self, who: Hashable, uris: Collection[str]) -> set[str]:
+        """Subscribe a client to these resources and to no others. Return those that changed."""
+        before = self._of(who)
+        self.remove(who, before.difference(uris))
+        self.add(who, uris)
+        return before.symmetric_difference(uris)
+
+    def remove(self, who: Hashable, uris: Iterable[str] | None = None) -> None:
+        """Unsubscribe a client from these resources. None: from all."""
+        known = self._of(who)
+        for uri in known if uris is None else known.intersection(uris):
+            self[uri].discard(who)
+            if not self[uri]:
+                del self[uri]
+
+    def _of(self, who: Hashable) -> set[str]:
+        return {uri for uri, subscribed in self.items() if who in subscribed}
+
+    def rename(self, who: Hashable, name: Hashable) -> None:
+        for uri in self._of(who):
+            self[uri] = self[uri] - {who} | {name}
+
+    def clients_of(self, uri: str) -> Collection[Hashable]:
+        """Return the clients that subscribed to a resource. If none did, those that subscribed to
+        one above it.
+        """
+        above = (who for each, who in self.items() if _is_below(uri, each))
+        return self.get(uri) or set[Hashable]().union(*above)
+
+
+class Unsure:
+    def __init__(self) -> None:
+        self.questions: dict[asyncio.Timeout, list[UpstreamCall]] = {}
+        """Time limits of the questions → the calls that each may be about."""
+
+    async def ask(self, asked: PeerRequest, way: Outbound) -> dict[str, Any]:
+        """Ask the client of several calls about one of them. The question ends with the last of
+        them.
+
+        Raises:
+            PeerError: See :meth:`Outbound.send_request`.
+        """
+        try:
+            async with asyncio.timeout(None) as limit:
+                self.questions[limit] = list(asked.about)
+                try:
+                    return await way.send_request(asked)
+                finally:
+                    del self.questions[limit]
+        except TimeoutError:
+            raise PeerError(INVALID_REQUEST, "the request that asks has ended") from None
+
+    def remove(self, call: UpstreamCall) -> None:
+        """End the questions that were about this call only. Others continue."""
+        for limit, calls in self.questions.items():
+            if call in calls:
+                calls.remove(call)
+                if not calls:
+                    limit.reschedule(asyncio.get_running_loop().time())
 
 
 @dataclass(eq=False)
@@ -476,3 +577,8 @@ def _is_wanted(params: Mapping[str, Any] | None, least: str | None) -> bool:
         return False
     level = (params or {}).get("level")
     return level not in LEVELS or LEVELS.index(level) >= LEVELS.index(least)
+
+
+def _is_below(uri: str, other: str) -> bool:
+    rest = uri.removeprefix(other)
+    return uri.startswith(other) and (other.endswith("/") or rest.startswith(("/", "?", "#")))

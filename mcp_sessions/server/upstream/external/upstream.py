@@ -22,11 +22,11 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.upstream.accepted_questions import Asks, asks_of
 from mcp_sessions.server.upstream.external.beginning import Starter
-from mcp_sessions.server.upstream.external.changing import ChangingChildren
 from mcp_sessions.server.upstream.external.child_spans import Spans
-from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
+from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.modern_peer import ModernPeer
 from mcp_sessions.server.upstream.external.other_replicas import OtherReplicas
+from mcp_sessions.server.upstream.external.param_headers import DeclaredHeaders
 from mcp_sessions.server.upstream.external.peer import OURS, ExternalPeer, Wrapped, shared_slot
 from mcp_sessions.server.upstream.external.sharing import Sharing
 from mcp_sessions.server.upstream.external.slot import Slot
@@ -78,7 +78,7 @@ class ExternalUpstream:
         self._asks_clients = policy.question_timeout > 0
         reachable = other_replicas if server.per == "session" else None
         away = rounds.give_up_oldest, rounds.gives_up_at
-        self.children = ChangingChildren(
+        self.children = Children(
             server, starter, HANDSHAKE_VERSIONS, OURS, *away, prefers_modern=prefers_modern
         )
         self._trials = Background()

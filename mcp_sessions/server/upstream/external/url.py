@@ -15,61 +15,164 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from typing import Any, Final
+import ssl
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from functools import partial
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx2
 
 from mcp_sessions import method_names
 from mcp_sessions.background import report
+from mcp_sessions.core.headers import sendable_headers
 from mcp_sessions.core.messages import (
     Answer,
     encode,
     meta_of,
     notification_message,
 )
+from mcp_sessions.core.nearness import past_proxies
 from mcp_sessions.errors import LimitReached
+from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_client.body import ResponseTooLarge
 from mcp_sessions.http_client.connect_errors import reason_of
-from mcp_sessions.http_client.redirects import is_sse
-from mcp_sessions.http_client.sse_reader import EventTooLarge, ReadEvent, position
+from mcp_sessions.http_client.cookies import BoundedJar
+from mcp_sessions.http_client.exchange import FAILURES, Exchange, Opens, events_of
+from mcp_sessions.http_client.session import HttpSession, is_sse
+from mcp_sessions.http_client.sse_reader import EventTooLarge, Position, ReadEvent
+from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.ids import SessionId
+from mcp_sessions.principal import Principal
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.external.beginning import NoMeans
-from mcp_sessions.server.upstream.external.child_requests import ChildRefused, Forgotten, Waiting
-from mcp_sessions.server.upstream.external.child_wire import ChildConnection, SendOnce
-from mcp_sessions.server.upstream.external.modern_requests import VERSION
+from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child_eras import VERSION
+from mcp_sessions.server.upstream.external.child_requests import (
+    ChildRefused,
+    Client,
+    Forgotten,
+    Waiting,
+)
 from mcp_sessions.server.upstream.external.param_headers import ParamHeaders, headers_of
-from mcp_sessions.server.upstream.external.receiver import Client
-from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
-from mcp_sessions.server.upstream.external.unreadable import more_than, outlined
-from mcp_sessions.server.upstream.external.url_exchange import UrlExchange, UrlSession
-from mcp_sessions.server.upstream.external.url_messages import Messages
-from mcp_sessions.server.upstream.external.url_wire import (
+from mcp_sessions.server.upstream.external.reading import more_than, outlined
+from mcp_sessions.server.upstream.external.slot import Slot
+from mcp_sessions.server.upstream.external.url_requests import (
     CONNECTING,
-    FAILURES,
     UNSENT,
+    Credentials,
     Doubtful,
+    Messages,
     Missing,
     Undispatched,
     Wire,
-    events_of,
     lack_of,
     refused,
     said,
     unknown,
 )
+from mcp_sessions.server.upstream.external.wire import (
+    ChildConnection,
+    ReadStream,
+    SendOnce,
+    StreamReceiver,
+)
 from mcp_sessions.server.upstream.port import UpstreamError
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from mcp_sessions.http_server import Credential
 
-StreamOpener = Callable[[str | None], AbstractAsyncContextManager[httpx2.Response]]
+logger = logging.getLogger(__name__)
 
 _PAGES: Final = 100
 """Pages of a list of tools that are read to learn the headers of the tools."""
 
+_FETCHED_ON: Final = 5
+"""How often in a row a response is fetched on without anything new in it."""
+
+_AFTER: Final = 5.0
+"""Seconds in which a response may end by itself after its answer, so that its connection serves
+the next request."""
+
 _ENDING: Final = 2.0
 """Seconds in which what was asked may still be answered when it ends, and its end be reported."""
+
+
+class HttpChildren:
+    """A :class:`~mcp_sessions.server.upstream.external.beginning.Starter`.
+
+    Args:
+        longest: Bytes of one message of theirs.
+    """
+
+    def __init__(self, server: HTTPServer, longest: int) -> None:
+        self._server = server
+        self._longest = longest
+        self._limits = ReachedLimits(time.monotonic)
+        self._tls: ssl.SSLContext | None = None
+
+    async def start(self, slot: Slot, principal: Principal) -> Child:
+        server = self._server
+        ask = partial(self._credential, principal)
+        is_asked = server.auth is not None and not isinstance(server.auth, httpx2.Auth)
+        credentials = Credentials(await ask(), ask if is_asked else None)
+        if self._tls is None:
+            # They share it: to read the system's certificates takes many milliseconds.
+            self._tls = httpx2.create_ssl_context()
+        client = httpx2.AsyncClient(
+            verify=self._tls,
+            cookies=BoundedJar(),
+            mounts=past_proxies(server.url),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=8),
+        )
+        wire = HttpWire(
+            Wire(
+                HttpSession(server.url, client),
+                headers=server.headers,
+                credentials=credentials,
+                silence=server.silence,
+            ),
+            self._longest,
+            self._limits,
+        )
+        return Child(wire, slot)
+
+    async def _credential(self, principal: Principal) -> Credential:
+        auth = self._server.auth
+        if auth is None or isinstance(auth, httpx2.Auth):
+            return auth
+        try:
+            found = auth(principal)
+            if isawaitable(found):
+                async with asyncio.timeout(self._server.start_timeout):
+                    found = await found
+            if isinstance(found, Mapping):
+                return sendable_headers(found, may_name_host=True)
+            return found
+        except Exception as failed:
+            # The boundary to the operator's code. Its text may quote the credential.
+            raise refused(f"there is no credential for it ({type(failed).__name__})") from None
+
+    def run(self, room: Callable[[], int]) -> None:
+        """Do nothing: a session costs only a handshake, so none is started in advance."""
+
+    def start_first(self) -> bool:
+        return False
+
+    def retries(self) -> bool:
+        return False
+
+    def use(self, server: ExternalServer) -> None:
+        if not isinstance(server, HTTPServer):
+            raise AssertionError("it is of another kind")
+        self._server = server
+
+    def session_ended(self, session_id: SessionId) -> None:
+        """Do nothing: no child is kept for a session."""
+
+    async def close(self) -> None: ...
 
 
 class HttpWire:
@@ -81,14 +184,6 @@ class HttpWire:
         self._longest = longest
         self._limits = limits
         self._posts: set[asyncio.Task[None]] = set()
-        self._session = UrlSession(
-            opens=self._request,
-            check=self._check,
-            begun=self._begun,
-            on_event=self._on_event,
-            take=self._answered_whole,
-            longest=longest,
-        )
         self._param_headers = ParamHeaders()
         self._ending = asyncio.Lock()
 
@@ -104,7 +199,7 @@ class HttpWire:
 
     async def stop(self) -> None:
         async with self._ending:
-            if not self._wire.client.is_closed:
+            if not self._wire.session.client.is_closed:
                 await self._stop()
 
     async def _stop(self) -> None:
@@ -117,7 +212,7 @@ class HttpWire:
         await self._child.background.close()
         try:
             async with asyncio.timeout(_ENDING):
-                if not was_forgotten and self._wire.session is not None:
+                if not was_forgotten and self._wire.session.id is not None:
                     async with self._request("DELETE"):
                         pass
         except (*FAILURES, TimeoutError, UpstreamError) as failed:
@@ -141,9 +236,24 @@ class HttpWire:
     ) -> AbstractAsyncContextManager[httpx2.Response]:
         child = self._child
         version = VERSION if child.is_modern else child.result.get("protocolVersion")
-        return self._wire.request(
-            method, content, version=version, last_event_id=last_event_id, headers=headers
-        )
+        fields = dict(headers or {})
+        if last_event_id is not None:
+            fields["last-event-id"] = last_event_id
+        return self._wire.request(method, content, version=version, headers=fields)
+
+    @asynccontextmanager
+    async def _opened(
+        self,
+        method: str,
+        content: bytes | None = None,
+        *,
+        last_event_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[httpx2.Response]:
+        opened = self._request(method, content, last_event_id=last_event_id, headers=headers)
+        async with opened as response:
+            await self._wire.check(response, has_begun=bool(self._child.result))
+            yield response
 
     # --- what is sent to it ---------------------------------------------------------------------
 
@@ -161,8 +271,8 @@ class HttpWire:
 
     async def _send(self, message: bytes) -> None:
         try:
-            async with self._request("POST", message) as response:
-                await self._check(response)
+            async with self._opened("POST", message):
+                pass
         except Missing:
             self._child.forget()
 
@@ -243,10 +353,16 @@ class HttpWire:
             waiting.future.set_result(Answer(answer_id, None, failed.error))
 
     async def _sent(self, message: Mapping[str, Any], waiting: Waiting) -> UpstreamError:
-        """Send a request, see :meth:`UrlExchange.run`."""
+        """Send a request, and take what its responses bring; its error, should that be no answer.
+
+        Raises:
+            Forgotten, UpstreamError: It did not run.
+            httpx2.HTTPError: It may have.
+            ResponseTooLarge, EventTooLarge: Its answer is too large.
+        """
         headers, content = self._headers_of(message), encode(message)
         try:
-            return await UrlExchange(self._session, waiting).run(content, headers)
+            return await self._exchanged(content, headers, waiting)
         except Undispatched:
             if message["method"] != method_names.CALL_TOOL:
                 raise
@@ -256,7 +372,35 @@ class HttpWire:
             learned = self._headers_of(message)
             if learned == headers:
                 raise
-        return await UrlExchange(self._session, waiting).run(content, learned)
+        return await self._exchanged(content, learned, waiting)
+
+    async def _exchanged(
+        self, content: bytes, headers: Mapping[str, str] | None, waiting: Waiting
+    ) -> UpstreamError:
+        def opens(after: str | None) -> AbstractAsyncContextManager[httpx2.Response]:
+            if after is None:
+                return self._opened("POST", content, headers=headers)
+            return self._opened("GET", last_event_id=after)
+
+        async def take(body: bytes) -> None:
+            await self._take(body, waiting)
+            if not waiting.future.done():
+                raise unknown("what it answered is no answer")
+
+        exchange = Exchange(
+            opens=opens,
+            refusal=UpstreamError,
+            begun=self._begun,
+            on_event=lambda event: self._on_event(event, waiting),
+            take=take,
+            ended=lambda: _release(waiting),
+            longest=self._longest,
+            attempts=_FETCHED_ON,
+            after=_AFTER,
+        )
+        waiting.future.add_done_callback(exchange.answered)
+        await exchange.run()
+        return unknown("its response ended without an answer")
 
     async def _looked(self, message: Mapping[str, Any], doubt: Doubtful) -> UpstreamError:
         """Ask something without an effect, as whoever sent that message. If that is refused as
@@ -271,8 +415,8 @@ class HttpWire:
         headers = self._headers_of(asked)
         try:
             async with asyncio.timeout(CONNECTING):
-                async with self._request("POST", encode(asked), headers=headers) as response:
-                    await self._check(response)
+                async with self._opened("POST", encode(asked), headers=headers):
+                    pass
         except Doubtful as again:
             child.forget()
             is_gone = isinstance(again, Missing) and isinstance(doubt, Missing)
@@ -284,12 +428,11 @@ class HttpWire:
             logger.debug("whether a session is known was not learned: %s", said(failed))
         return doubt.refusal
 
-    async def _check(self, response: httpx2.Response) -> None:
-        await self._wire.check(response, has_begun=bool(self._child.result))
-
-    def _begun(self, response: httpx2.Response) -> None:
+    async def _begun(self, response: httpx2.Response) -> None:
         if not self._child.result and not self._child.is_modern:
             self._wire.joined(response)
+        if "json" not in response.headers.get("content-type", "") and not is_sse(response):
+            raise unknown("what it answered is no answer")
 
     # --- what it says ------------------------------------------------------------------------
 
@@ -305,17 +448,15 @@ class HttpWire:
             self._child.leave_out(self._longest)
             return
         if event.data and event.event == "message":
-            later = self._child.take(event.data, waiting)
-            if later is not None:
-                await later()
+            await self._take(event.data, waiting)
 
-    async def _answered_whole(self, body: bytes, waiting: Waiting) -> None:
+    async def _take(self, body: bytes, waiting: Waiting | None) -> None:
         later = self._child.take(body, waiting)
         if later is not None:
             await later()
 
     def stream(self) -> ReadStream | None:
-        return self._reader(lambda last_id: self._request("GET", last_event_id=last_id))
+        return self._reader(lambda last_id: self._opened("GET", last_event_id=last_id))
 
     async def listen(
         self,
@@ -333,31 +474,30 @@ class HttpWire:
         }
         headers, content = headers_of(message), encode(message)
         reader = self._reader(
-            lambda _: self._request("POST", content, headers=headers), is_acknowledged=True
+            lambda _: self._opened("POST", content, headers=headers), is_acknowledged=True
         )
         return await reader(receiver)
 
-    def _reader(self, opens: StreamOpener, *, is_acknowledged: bool = False) -> ReadStream:
+    def _reader(self, opens: Opens, *, is_acknowledged: bool = False) -> ReadStream:
         """Return a function that reads one stream of the server.
 
         Args:
             opens: Opens it, after the event of that id.
             is_acknowledged: Whether the stream itself says that it is open.
         """
-        last_id: str | None = None
+        position = Position()
         has_stream = False
 
         async def read(receiver: StreamReceiver) -> float | None:
-            nonlocal last_id, has_stream
-            retry: float | None = None
+            nonlocal has_stream
+            position.retry = None
             try:
-                async with opens(last_id) as response:
-                    await self._check(response)
+                async with opens(position.id) as response:
                     if not is_sse(response):
                         raise refused("it has no stream for changes")
                     has_stream = True
                     if not is_acknowledged:
-                        await receiver.begun(continues=last_id is not None)
+                        await receiver.begun(continues=position.id is not None)
                     said = 0
                     async with aclosing(events_of(response, self._longest)) as events:
                         async for event in events:
@@ -365,8 +505,7 @@ class HttpWire:
                             # Neither an id alone nor the acknowledgement is anything new.
                             if said > is_acknowledged:
                                 receiver.progressed()
-                            last_id = position(event, last_id)
-                            retry = event.retry / 1000 if event.retry is not None else retry
+                            position.note(event)
                             await self._on_event(event, None)
             except Forgotten:
                 if not has_stream:
@@ -376,12 +515,19 @@ class HttpWire:
                 raise
             except (*FAILURES, EventTooLarge) as broken:
                 logger.debug("the stream of a session broke off: %s", reason_of(broken))
-            return retry
+            return position.retry
 
         return read
 
     def noise(self, size: int, why: str) -> None:
         self._child.warn("noise", f"its answer is not a message: it {why}")
+
+
+async def _release(waiting: Waiting) -> None:
+    """End the response, since the server ended its own. The client comes back for the rest."""
+    response = waiting.call.response if waiting.call is not None else None
+    if response is not None and response.close_stream is not None:
+        await response.close_stream()
 
 
 def _envelope_of(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The rule that keeps clients of one child apart, as a property: `external/cause.py`."""
+"""The rule that keeps clients of one child apart, as a property: `external/child.py`."""
 
 import asyncio
 from collections.abc import Sequence

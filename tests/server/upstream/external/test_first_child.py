@@ -1,6 +1,6 @@
 """A session of the modern era takes over the process that its client asked what there is.
 
-Owns the rules of `external/first_child.py`.
+Owns the rules of `external/sharing.py`.
 """
 
 import asyncio

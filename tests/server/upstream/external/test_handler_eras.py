@@ -1,6 +1,6 @@
 """Handlers of a server of both eras: some ask in the middle of a call, others by a result.
 
-The rules are in ``external/handler_eras.py``. The servers are the SDK's own.
+The rules are in ``external/sharing.py``. The servers are the SDK's own.
 """
 
 import sys
@@ -13,7 +13,7 @@ import pytest
 
 from mcp_sessions import ConfigurationError, HTTPServer, SessionLayer, StdioServer
 from mcp_sessions.policy import Eras
-from mcp_sessions.server.upstream.external.handler_eras import HandlerEras
+from mcp_sessions.server.upstream.external.sharing import HandlerEras
 from tests.house.source import ROOT
 from tests.server.upstream.external.test_peer_in_rounds import ELICITS, QUESTION, TWO, again
 from tests.server.upstream.external.test_upstream import calls

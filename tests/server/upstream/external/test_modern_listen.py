@@ -1,6 +1,6 @@
 """A client of the modern era that names no session listens: what its child says of changes.
 
-The rules are those of `mcp_sessions/server/upstream/external/modern_listen.py`.
+The rules are those of `mcp_sessions/server/upstream/external/peer.py`.
 """
 
 import asyncio

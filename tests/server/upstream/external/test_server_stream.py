@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from mcp_sessions.background import Background
-from mcp_sessions.server.upstream.external.reopening import LEAST, Reopening
-from mcp_sessions.server.upstream.external.server_stream import (
+from mcp_sessions.http_client.reopening import LEAST, Reopening
+from mcp_sessions.server.upstream.external.wire import (
     ReadStream,
     ServerStream,
     StreamReceiver,

@@ -1,6 +1,6 @@
 """Clients that can be asked share no process, and where they have to nothing crosses.
 
-Over real commands and URLs. The rule is in `external/cause.py`; `test_cause.py` has it as a
+Over real commands and URLs. The rule is in `external/child.py`; `test_cause.py` has it as a
 property.
 """
 

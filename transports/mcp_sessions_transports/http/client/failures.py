@@ -7,33 +7,21 @@ An application sees the SDK's own errors. They name the address and the cause. T
 from __future__ import annotations
 
 import logging
-from contextlib import aclosing
 from typing import cast
 
 import httpx2
 
 from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure
-from mcp_sessions.core.messages import (
-    Json,
-    Malformed,
-    RequestId,
-    decode,
-    error_body,
-    members_of,
-    parse,
-)
+from mcp_sessions.core.messages import Json, RequestId, error_body, members_of
 from mcp_sessions.core.resume import FailureCause
 from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND
-from mcp_sessions.http_client.body import pieces
 from mcp_sessions.http_client.connect_errors import reason_of, retry_after
+from mcp_sessions.http_client.exchange import refused_with
 
 logger = logging.getLogger(__name__)
 
 METHOD_HEADER = "mcp-method"
 """Each request of the modern era has it."""
-
-_BODY_LOOKED_AT = 65_536
-"""Bytes."""
 
 
 async def failure_of(
@@ -51,31 +39,17 @@ async def failure_of(
         is_gone: The server does not know the transport session that the request named.
     """
     status = response.status_code
-    body = b""
-    async with aclosing(pieces(response)) as found:
-        async for piece in found:
-            body += piece
-            if len(body) > _BODY_LOOKED_AT:
-                break
-    error: Json | None = None
-    is_answer = False
-    if response.headers.get("content-type", "").lower().startswith("application/json"):
-        try:
-            value = decode(body)
-            parse(value)
-            if isinstance(value.get("error"), dict):
-                error = cast(Json, value["error"])
-                is_answer = request_id is not None and value.get("id") == request_id and not is_gone
-        except (ValueError, Malformed):
-            logger.debug("the body of a %d is no JSON-RPC error", status)
-    if error is None:
-        if is_gone:
-            error = error_body(INVALID_REQUEST, "Session terminated")
-        elif status == 404:
-            error = error_body(METHOD_NOT_FOUND, f"Not Found: {name}")
-        else:
-            text = f"Server returned an error response: {name}: HTTP status {status}"
-            error = error_body(INTERNAL_ERROR, text)
+    answer = await refused_with(response)
+    error = answer.error if answer is not None else None
+    is_of_request = answer is not None and request_id is not None and answer.id == request_id
+    is_answer = error is not None and is_of_request and not is_gone
+    if error is None and is_gone:
+        error = error_body(INVALID_REQUEST, "Session terminated")
+    elif error is None and status == 404:
+        error = error_body(METHOD_NOT_FOUND, f"Not Found: {name}")
+    elif error is None:
+        text = f"Server returned an error response: {name}: HTTP status {status}"
+        error = error_body(INTERNAL_ERROR, text)
     if status in (401, 403):
         # The application gets the SDK's sentence, which does not say it.
         logger.warning("%s: the server answered %d: the credential was not accepted", name, status)

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import anyio
 import httpx2
@@ -17,17 +16,17 @@ from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.messages import Json, RequestId, encode
 from mcp_sessions.core.nearness import past_proxies
 from mcp_sessions.core.resume import FailureCause
-from mcp_sessions.http_client.body import ACCEPTED
 from mcp_sessions.http_client.connect_errors import without_credentials
 from mcp_sessions.http_client.cookies import BoundedJar
-from mcp_sessions.http_client.redirects import SESSION_HEADER, send_within_origin
-from mcp_sessions_transports.http.client.failures import (
-    METHOD_HEADER,
-    describe,
-    failure_of,
+from mcp_sessions.http_client.exchange import FAILURES
+from mcp_sessions.http_client.session import (
+    SESSION_HEADER,
+    VERSION_HEADER,
+    HttpSession,
+    closing,
 )
+from mcp_sessions_transports.http.client.failures import METHOD_HEADER, describe, failure_of
 
-_VERSION_HEADER = "mcp-protocol-version"
 _PING: Json = {"jsonrpc": "2.0", "id": "mcp-sessions-ping", "method": method_names.PING}
 _TIMEOUT = 30.0
 
@@ -53,25 +52,26 @@ class Requester:
     def __init__(self, access: Access) -> None:
         self.name = without_credentials(access.url)
         self.settings = LinkSettings()
-        self.transport_session: str | None = None
+        self._session: HttpSession | None = None
         self._access = access
-        self._client = access.client
         self._policy = access.policy
         self._version: str | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        if self._client is not None:
+        if self._access.client is not None:
+            self._session = HttpSession(self._access.url, self._access.client)
             yield
             return
         timeout = httpx2.Timeout(_TIMEOUT, read=self._policy.response_silence)
         trusted = _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
-        client = self._client = httpx2.AsyncClient(
+        client = httpx2.AsyncClient(
             timeout=timeout,
             verify=trusted,
             cookies=BoundedJar(),
             mounts=past_proxies(self._access.url),
         )
+        self._session = HttpSession(self._access.url, client)
         try:
             yield
         finally:
@@ -81,8 +81,15 @@ class Requester:
     def configure(self, settings: LinkSettings) -> None:
         self.settings = settings
 
-    def joined(self, transport_session: str) -> None:
-        self.transport_session = transport_session
+    @property
+    def session(self) -> HttpSession:
+        if self._session is None:
+            raise AssertionError("a link is used before it runs")
+        return self._session
+
+    @property
+    def is_in_session(self) -> bool:
+        return self._session is not None and self._session.id is not None
 
     def note_version(self, message: Json, headers: Mapping[str, str]) -> None:
         if message.get("method") == method_names.INITIALIZE:
@@ -91,7 +98,7 @@ class Requester:
         if self.settings.protocol_version is not None:
             # A handshake said it for the link; of the other era it is each request's own.
             return
-        version = next((v for k, v in headers.items() if k.lower() == _VERSION_HEADER), None)
+        version = next((v for k, v in headers.items() if k.lower() == VERSION_HEADER), None)
         if version is not None:
             self._version = version
 
@@ -105,7 +112,7 @@ class Requester:
             seconds = self._policy.connect_timeout
             text = f"{self.name}: the server did not take a message within {seconds:g} s"
             return Failure(FailureCause.SILENT, text)
-        except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+        except FAILURES as error:
             return describe(error, name=self.name)
         return None
 
@@ -131,46 +138,25 @@ class Requester:
     async def stream(
         self, method: str, message: Json | None, headers: Mapping[str, str], *, silent: bool = False
     ) -> AsyncGenerator[httpx2.Response]:
-        response = await self.open(method, message, headers, silent=silent)
-        try:
-            yield response
-        finally:
-            with anyio.CancelScope(shield=True):
-                await response.aclose()
-
-    async def open(
-        self, method: str, message: Json | None, headers: Mapping[str, str], *, silent: bool = False
-    ) -> httpx2.Response:
-        """Send a request, following redirects only while they stay with this server.
+        """Send a request.
 
         Args:
             silent: A stream on which nothing may come for long, but not for too long.
         """
-        client = self._client
-        if client is None:
-            raise AssertionError("a link is used before it runs")
-        fields = {
-            **self._access.headers,
-            **self.settings.headers,
-            "accept": "application/json, text/event-stream",
-            "accept-encoding": ACCEPTED,
-            "content-type": "application/json",
-        }
-        if self.transport_session is not None:
-            fields[SESSION_HEADER] = self.transport_session
-        version = self._version or self.settings.protocol_version
-        if version is not None and (message or {}).get("method") != method_names.INITIALIZE:
-            fields[_VERSION_HEADER] = version
-        fields.update({name.lower(): value for name, value in headers.items()})
-        options: dict[str, Any] = {}
-        is_request = method == "POST" and "id" in (message or {}) and "method" in (message or {})
-        if (silent and self.settings.has_sessions) or (is_request and self.settings.has_keys):
-            # A server with keys shows a sign of life on each open response.
-            options["timeout"] = httpx2.Timeout(_TIMEOUT, read=self._policy.stream_silence)
-        content = encode(message) if message is not None else None
-        request = client.build_request(
-            method, self._access.url, content=content, headers=fields, **options
+        said = message or {}
+        is_request = "id" in said and "method" in said
+        # A server with keys shows a sign of life on each open response.
+        is_watched = self.settings.has_keys if is_request else silent and self.settings.has_sessions
+        watched = httpx2.Timeout(_TIMEOUT, read=self._policy.stream_silence)
+        is_agreed = said.get("method") != method_names.INITIALIZE
+        response = await self.session.open(
+            method,
+            encode(message) if message is not None else None,
+            always={**self._access.headers, **self.settings.headers},
+            headers=headers,
+            version=(self._version or self.settings.protocol_version) if is_agreed else None,
+            auth=self._access.auth,
+            timeout=watched if is_watched else None,
         )
-        # Not None: that would ignore the client's own.
-        auth = {"auth": self._access.auth} if self._access.auth is not None else {}
-        return await send_within_origin(client, request, **auth)
+        async with closing(response):
+            yield response

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sessions.background import Background
-from mcp_sessions.server.upstream.external.child_wire import Later
+from mcp_sessions.server.upstream.external.child_requests import Later
 from mcp_sessions.server.upstream.external.output import CHUNK, Line, Lines, Output, TooLong
 
 pytestmark = pytest.mark.anyio

@@ -1,4 +1,4 @@
-"""What a refusal of a URL proves, case by case: the table of ``upstream/wire.py``.
+"""What a refusal of a URL proves, case by case: the table of ``url_requests.py``.
 
 Each case counts how often the tool ran, and looks at what its client was told. A server may give
 any status and any text after its tool has run (KEY3, KEY17, ERR7).

@@ -15,7 +15,7 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
 from mcp_sessions import ConfigurationError, HTTPServer, Principal
-from mcp_sessions.server.upstream.external import url_exchange, url_messages, url_wire
+from mcp_sessions.server.upstream.external import url_requests
 from tests.support.children import until
 from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import RawClient, Reply, initialize_params, keyed, text_of
@@ -178,7 +178,7 @@ async def test_a_response_that_stays_open_after_its_answer_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else each call would cost a connection for as long as the server likes."""
-    monkeypatch.setattr(url_exchange, "_AFTER", 0.2)
+    monkeypatch.setattr("mcp_sessions.server.upstream.external.url._AFTER", 0.2)
     async with reached() as (server, client):
         for _ in range(3):
             assert await client.text("left open") == "answered"
@@ -214,8 +214,8 @@ async def test_a_server_that_takes_no_messages_is_asked_by_others_all_the_same(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However much one of those who share its session tells it, and cancels."""
-    monkeypatch.setattr(url_messages, "CONNECTING", 0.5)
-    monkeypatch.setattr(url_messages, "_WAITING", 4)
+    monkeypatch.setattr(url_requests, "CONNECTING", 0.5)
+    monkeypatch.setattr(url_requests, "_WAITING", 4)
     server = UrlServer()
     async with url_world(server, options={"per": "shared"}) as w:
         talker, other = await w.connected(), await w.connected()
@@ -234,7 +234,7 @@ async def test_a_server_that_takes_no_messages_is_asked_by_others_all_the_same(
 
 
 async def test_a_refusal_whose_text_does_not_end_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(url_wire, "CONNECTING", 0.5)
+    monkeypatch.setattr(url_requests, "CONNECTING", 0.5)
     async with reached() as (_, client):
         error = await client.call("dribbles").error()
         assert "HTTP status 400" in error["message"]

@@ -1,27 +1,23 @@
-"""What comes back over HTTP: the response to a request, and the notification stream.
+"""Read what a server says on its notification stream, or on the response of a request.
 
-`HttpExchange` sends one request and reads its response. `NotificationStream` keeps the GET open. A
+`NotificationStream` keeps the GET open. A
 stream that was open and broke is opened again soon, with ``Last-Event-ID``. If that fails, the
 server or the way to it is away: the client is informed, and reconnects by another link. A stream
-that was never open is no sign of that: a proxy before the server may block it. Both hand over by
-`Incoming` what they read, and what is known of dropped messages.
+that was never open is no sign of that: a proxy before the server may block it. `Incoming` hands
+over what was read, and what is known of dropped messages.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
-import httpx2
 
-from mcp_sessions import method_names
 from mcp_sessions.client.dialer import (
-    CONNECTION_CLOSED,
-    Accepted,
     Event,
     Failure,
     Missed,
@@ -34,24 +30,19 @@ from mcp_sessions.client.dialer import (
 from mcp_sessions.client.messages import instead_of_dropped, received
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.backoff import Backoff
-from mcp_sessions.core.messages import Json, Malformed, RequestId, decode, error_body, parse
+from mcp_sessions.core.messages import Json, RequestId
 from mcp_sessions.core.outline import Outline
-from mcp_sessions.core.resume import FailureCause, is_away, is_sendable
-from mcp_sessions.errors import INVALID_REQUEST, OUTCOME_UNKNOWN, PARSE_ERROR
-from mcp_sessions.http_client.body import ResponseTooLarge, pieces, whole
-from mcp_sessions.http_client.redirects import SESSION_HEADER, is_sse, unfollowed
-from mcp_sessions.http_client.sse_reader import (
-    EventTooLarge,
-    ReadEvent,
-    SseReader,
-    position,
-)
+from mcp_sessions.core.resume import FailureCause, is_away
+from mcp_sessions.errors import OUTCOME_UNKNOWN
+from mcp_sessions.http_client.exchange import FAILURES, events_of
+from mcp_sessions.http_client.session import is_sse
+from mcp_sessions.http_client.sse_reader import EventTooLarge, Position, ReadEvent
 from mcp_sessions_transports.http.client.failures import describe, refusal
 from mcp_sessions_transports.http.client.requester import Requester
 
 logger = logging.getLogger(__name__)
 
-_STOCK_ATTEMPTS = 2
+STOCK_ATTEMPTS = 2
 """How often the SDK's own transport opens a stream again, one after the other."""
 
 _STOCK_DELAY = 1.0
@@ -64,13 +55,6 @@ class Incoming:
     policy: ReconnectPolicy
     emit: Callable[[Event], Awaitable[None]]
     spawn: Callable[..., None]
-
-    async def events(self, response: httpx2.Response) -> AsyncGenerator[ReadEvent]:
-        reader = SseReader(max_bytes=self.policy.max_message, drops=True)
-        async with aclosing(pieces(response)) as chunks:
-            async for chunk in chunks:
-                for event in reader.feed(chunk):
-                    yield event
 
     async def take(self, event: ReadEvent, request_id: RequestId | None) -> bool:
         """Hand over one event. Return whether it is the answer.
@@ -123,111 +107,6 @@ class Incoming:
         return refusal(200, OUTCOME_UNKNOWN, text, {"reason": "too_large", "limit": limit})
 
 
-@dataclass(frozen=True, slots=True)
-class HttpExchange:
-    requester: Requester
-    incoming: Incoming
-
-    async def ask(self, message: Json, headers: Mapping[str, str]) -> Failure | None:
-        try:
-            return await self._ask(message, headers)
-        except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
-            return describe(error, name=self.requester.name)
-
-    async def _ask(self, message: Json, headers: Mapping[str, str]) -> Failure | None:
-        request_id: RequestId = message["id"]
-        name = self.requester.name
-        async with self.requester.stream("POST", message, headers) as response:
-            status = response.status_code
-            if status == 202:
-                text = f"{name}: the server answered a request with 202 Accepted, and no result"
-                return refusal(202, INVALID_REQUEST, text)
-            redirect = unfollowed(response)
-            if redirect is not None:
-                return refusal(status, INVALID_REQUEST, f"{name}: {redirect}")
-            if status >= 400:
-                return await self.requester.refused(response, request_id)
-            given = response.headers.get(SESSION_HEADER)
-            if message.get("method") == method_names.INITIALIZE and given:
-                if not is_sendable(given):
-                    text = f"{name}: the server gave a transport session an id that cannot be sent"
-                    return refusal(status, INVALID_REQUEST, text)
-                self.requester.joined(given)
-            content_type = response.headers.get("content-type", "").lower()
-            if content_type.startswith("application/json"):
-                return await self._read_json(response)
-            if content_type.startswith("text/event-stream"):
-                await self.incoming.emit(Accepted(request_id))
-                return await self._read_answer(response, request_id)
-            text = f"{name}: Unexpected content type: {content_type}. Does an MCP server run there?"
-            return refusal(status, INVALID_REQUEST, text)
-
-    async def _read_json(self, response: httpx2.Response) -> Failure | None:
-        try:
-            body = await whole(pieces(response), limit=self.incoming.policy.max_message)
-        except ResponseTooLarge:
-            return self.incoming.too_large("response")
-        try:
-            message = decode(body)
-            parse(message)
-        except (ValueError, Malformed) as error:
-            text = f"{self.requester.name}: Failed to parse JSON response: {error}"
-            return refusal(200, PARSE_ERROR, text)
-        await self.incoming.emit(Received(message))
-        return None
-
-    async def _read_answer(
-        self, response: httpx2.Response, request_id: RequestId
-    ) -> Failure | None:
-        last_id: str | None = None
-        retry: int | None = None
-        attempts = 0
-        failure = Failure(
-            FailureCause.CUT,
-            f"{self.requester.name}: the response stream ended without an answer",
-            error=error_body(CONNECTION_CLOSED, "SSE stream ended without a response"),
-        )
-        while True:
-            try:
-                async with aclosing(self.incoming.events(response)) as events:
-                    async for event in events:
-                        last_id = position(event, last_id)
-                        retry = event.retry if event.retry is not None else retry
-                        if await self.incoming.take(event, request_id):
-                            return None
-                attempts = 0
-            except EventTooLarge:
-                return self.incoming.too_large("SSE event")
-            except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
-                logger.debug("a response stream ended: %r", error)
-                failure = describe(error, name=self.requester.name, was_sent=True)
-            finally:
-                # The first is closed by whoever opened it as well, which does no harm.
-                with anyio.CancelScope(shield=True):
-                    await response.aclose()
-            if self.requester.settings.has_keys or last_id is None:
-                return failure
-            opened = None
-            while opened is None:
-                if attempts >= _STOCK_ATTEMPTS:
-                    return failure
-                attempts += 1
-                await anyio.sleep(retry / 1000 if retry is not None else _STOCK_DELAY)
-                opened = await self._reopen(last_id)
-            response = opened
-
-    async def _reopen(self, last_id: str) -> httpx2.Response | None:
-        try:
-            response = await self.requester.open("GET", None, {"last-event-id": last_id})
-        except (httpx2.HTTPError, OSError) as error:
-            logger.debug("a response stream could not be reopened: %r", error)
-            return None
-        if response.status_code == 200 and is_sse(response):
-            return response
-        await response.aclose()
-        return None
-
-
 def _may_have_been_served(failure: Failure) -> bool:
     """Whether a failed GET may have had an effect, or may still have one."""
     if failure.status is not None:
@@ -241,7 +120,7 @@ class NotificationStream:
     _incoming: Incoming
     _policy: ReconnectPolicy
     _is_read: bool = False
-    _last_id: str | None = None
+    _position: Position = field(default_factory=Position)
     _was_tried: bool = False
     """A GET went out, and the server may have served it."""
 
@@ -263,13 +142,14 @@ class NotificationStream:
         """Keep the stream open. Without sessions: for as long as the SDK would try."""
         requester = self._requester
         backoff = Backoff(base=self._policy.backoff_base, cap=self._policy.backoff_cap)
-        retry: int | None = None
+        position = self._position
+        position.retry = None
         was_lost = was_open = False
         failures = 0
         while True:
             headers = {"accept": "text/event-stream", "cache-control": "no-store"}
-            if self._last_id is not None:
-                headers["last-event-id"] = self._last_id
+            if position.id is not None:
+                headers["last-event-id"] = position.id
             may_be_open = False
             refused: Failure | None = None
             try:
@@ -296,17 +176,16 @@ class NotificationStream:
                         return
                     may_be_open = was_open = True
                     if self._was_tried:
-                        continued = self._last_id is not None and not self._is_in_doubt
+                        continued = position.id is not None and not self._is_in_doubt
                         await self._incoming.emit(StreamReopened(continued, was_lost))
                     was_lost = False
-                    async with aclosing(self._incoming.events(response)) as events:
+                    async with aclosing(events_of(response, self._policy.max_message)) as events:
                         async for event in events:
                             backoff.progressed()
-                            self._last_id = position(event, self._last_id)
-                            retry = event.retry if event.retry is not None else retry
+                            position.note(event)
                             await self._incoming.take(event, None)
                 failures = 0
-            except (httpx2.HTTPError, httpx2.StreamError, OSError, EventTooLarge) as error:
+            except (*FAILURES, EventTooLarge) as error:
                 logger.debug("the notification stream ended: %r", error)
                 failures += 1
                 failure = refused or self._failure(error)
@@ -321,17 +200,17 @@ class NotificationStream:
                 was_lost = True
                 may_be_open = may_be_open or _may_have_been_served(failure)
             self._was_tried = self._was_tried or may_be_open
-            if may_be_open and self._last_id is None:
+            if may_be_open and position.id is None:
                 # The server may count it as opened (HTL7), now or when it comes to serve it, and
                 # take what is attached here off: to go on from an event does not undo that.
                 self._is_in_doubt = True
             if requester.settings.has_sessions:
                 # As long as the server says, and then some: others were cut with us (TKO11).
                 rest = (refused.retry_after or 0.0) if refused is not None else 0.0
-                asked = min(max((retry or 0) / 1000, rest), self._policy.give_up_after)
+                asked = min(max(position.retry or 0, rest), self._policy.give_up_after)
                 delay = asked + backoff.failed(random.random())
-            elif failures >= _STOCK_ATTEMPTS:
+            elif failures >= STOCK_ATTEMPTS:
                 return
             else:
-                delay = retry / 1000 if retry is not None else _STOCK_DELAY
+                delay = position.retry if position.retry is not None else _STOCK_DELAY
             await anyio.sleep(delay)

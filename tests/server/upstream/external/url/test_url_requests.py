@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from mcp_sessions import HTTPServer, background
-from mcp_sessions.server.upstream.external.url_wire import events_of, pieces_of
+from mcp_sessions.http_client.exchange import events_of, pieces_of
 from tests.support.descriptors import no_descriptors
 from tests.support.modern import ModernClient
 from tests.support.modern_server import ModernServer

@@ -1,6 +1,7 @@
-"""Find the request behind a server's text that is no JSON-RPC message, by its structure.
+"""Read the messages of a child: each is an answer, a question or a notification, or cannot be read.
+Then the request behind it is found by its structure.
 
-Rules, owned by ``tests/server/upstream/external/test_unreadable.py``:
+Rules, owned by ``tests/server/upstream/external/test_reading.py``:
 
 1. No text of a server raises anything but ``ValueError`` here.
 2. An answer has a result or an error. A word inside of those means nothing.
@@ -15,6 +16,7 @@ Rules, owned by ``tests/server/upstream/external/test_unreadable.py``:
 7. Nothing is known behind a quote or a brace of such text. A server may print what a client sent to
    it, as ``{'q': '{"id":7}'}``, and that is no answer. An answer that ends the line counts all the
    same: a quoted text would have its own end behind it.
+8. A line that is no message costs the one request that it answers.
 """
 
 from __future__ import annotations
@@ -23,14 +25,19 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Final, cast
+from functools import partial
+from itertools import chain, islice
+from typing import Any, Final, Protocol, cast
 
 import orjson
 
+from mcp_sessions.background import TimeSlice, give_way
 from mcp_sessions.core.messages import (
+    Answer,
     AnyMessage,
     Malformed,
+    Notification,
+    Request,
     RequestId,
     decode,
     decode_with_surrogates,
@@ -40,6 +47,8 @@ from mcp_sessions.core.messages import (
     parse,
 )
 from mcp_sessions.core.outline import Known, Outline, Outlines
+from mcp_sessions.errors import INVALID_REQUEST
+from mcp_sessions.server.upstream.external.child_requests import Later, Waiting
 
 NO_JSON: Final = "is no JSON"
 
@@ -251,3 +260,93 @@ def _about(value: object, why: str) -> Unreadable:
 
 def _number(digits: str) -> int | float:
     return int(digits) if len(digits) <= _DIGITS else 0.5
+
+
+class Reader(Protocol):
+    def answered(self, answer: Answer) -> None: ...
+
+    def question(self, request: Request, about: Waiting | None) -> None: ...
+
+    async def notified(self, notification: Notification, about: Waiting | None) -> None: ...
+
+    def answered_unreadably(self, request_id: int | None, why: str) -> None:
+        """Take an answer that cannot be read.
+
+        Args:
+            request_id: The id of the request that it answers. None: it is no id of the layer's.
+        """
+        ...
+
+    def refuse(self, request_id: RequestId, code: int, text: str) -> None: ...
+
+    def noise(self, size: int, why: str) -> None:
+        """Take bytes that are no message and answer nothing."""
+        ...
+
+
+class Reading:
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def take(self, line: bytes, about: Waiting | None = None) -> Later | None:
+        try:
+            value = decode(line)
+            message = parse(value)
+        except (ValueError, Malformed):
+            return self._take_rare(line, about)
+        if isinstance(message, Request) and ("result" in value or "error" in value):
+            return self._take_rare(line, about)
+        if is_deep(line, value):
+            return self._take_rare(line, about)
+        if isinstance(message, Answer):
+            self._reader.answered(message)
+            return None
+        return self._take_message(message, about)
+
+    def _take_message(self, message: AnyMessage, about: Waiting | None) -> Later | None:
+        match message:
+            case Answer():
+                self._reader.answered(message)
+            case Request():
+                self._reader.question(message, about)
+            case Notification():
+                return partial(self._reader.notified, message, about)
+        return None
+
+    def _take_rare(self, line: bytes, about: Waiting | None) -> Later | None:
+        said = messages_of(line)
+        first, second = next(said), next(said, None)
+        if second is None:
+            return self._take_one(first, len(line), about)
+        return partial(self._take_each, chain((first, second), said), len(line), about)
+
+    async def _take_each(
+        self, said: Iterator[AnyMessage | Unreadable], size: int, about: Waiting | None
+    ) -> None:
+        time_slice = TimeSlice()
+        for each in said:
+            later = self._take_one(each, size, about)
+            if isinstance(each, Unreadable):
+                # The line counts only once.
+                size = 0
+            if later is not None:
+                await later()
+            if time_slice.has_ended():
+                await give_way()
+
+    def _take_one(
+        self, said: AnyMessage | Unreadable, size: int, about: Waiting | None
+    ) -> Later | None:
+        if not isinstance(said, Unreadable):
+            return self._take_message(said, about)
+        self.cannot_read(said, size)
+        return None
+
+    def cannot_read(self, said: Unreadable, size: int) -> None:
+        if said.is_answer:
+            self._reader.answered_unreadably(own_id(said.id), said.why)
+        elif said.has_method and said.id is not None:
+            # Otherwise the server would wait for ever.
+            self._reader.refuse(said.id, INVALID_REQUEST, f"Invalid request: it {said.why}")
+        else:
+            self._reader.noise(size, said.why)

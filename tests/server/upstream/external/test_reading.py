@@ -13,13 +13,13 @@ from mcp_sessions.core.messages import Answer, Notification, Request
 from mcp_sessions.core.outline import KEPT
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Waiting
-from mcp_sessions.server.upstream.external.child_wire import ChildConnection
-from mcp_sessions.server.upstream.external.unreadable import (
+from mcp_sessions.server.upstream.external.reading import (
     Unreadable,
     messages_of,
     of_ends,
     own_id,
 )
+from mcp_sessions.server.upstream.external.wire import ChildConnection
 from mcp_sessions.server.upstream.port import OnProgress, UpstreamCall, UpstreamError
 
 pytestmark = pytest.mark.anyio

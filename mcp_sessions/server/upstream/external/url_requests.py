@@ -19,65 +19,56 @@ any other 3xx, 4xx or 5xx; a connection that broke  nothing: the outcome is unkn
 ==================================================  ===============================================
 
 A 404, or a 400 that answers no request, may mean that the server does not know the session. A
-request without an effect finds out (``child.py``). Then another session begins.
+request without an effect finds out (``url.py``). Then another session begins.
+
+Notifications and answers are sent one after the other, in order. A request waits for its clients'
+earlier messages, for a bounded time. The layer's own messages (a cancellation, the refusal of a
+question) wait for nothing, and nothing waits for them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
 
-import anyio
 import httpx2
 
-from mcp_sessions.background import TimeSlice, give_way, report
-from mcp_sessions.core.messages import Answer, Malformed, decode, error_body, parse
-from mcp_sessions.core.resume import is_sendable
+from mcp_sessions.background import Background, report
+from mcp_sessions.core.messages import error_body
 from mcp_sessions.errors import INTERNAL_ERROR, OUTCOME_UNKNOWN, OutcomeUnknown
-from mcp_sessions.http_client.body import ACCEPTED, pieces
 from mcp_sessions.http_client.connect_errors import causes_of, reason_of
-from mcp_sessions.http_client.redirects import SESSION_HEADER, send_within_origin
-from mcp_sessions.http_client.sse_reader import ReadEvent, SseReader
+from mcp_sessions.http_client.exchange import FAILURES, refused_with
+from mcp_sessions.http_client.session import SESSION_HEADER, HttpSession, closing
 from mcp_sessions.server.upstream.external.beginning import NO_MEANS
 from mcp_sessions.server.upstream.external.child_requests import (
     NOT_STARTED,
     ChildRefused,
     Forgotten,
 )
-from mcp_sessions.server.upstream.external.url_credentials import Credentials, InUse
 from mcp_sessions.server.upstream.port import HEADER_MISMATCH, UpstreamError
 
-CONNECTING = 10.0
-"""Seconds in which a connection is made, a message taken, and what a refusal says is read."""
+if TYPE_CHECKING:
+    from mcp_sessions.http_server import Credential
 
-RETRY = 1.0
-"""Seconds before a stream is opened again, if the server does not say."""
+logger = logging.getLogger(__name__)
+
+CONNECTING = 10.0
+"""Seconds in which a connection is made, and a message taken."""
 
 UNSENT = (
     httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol,
 )  # fmt: skip
 """Nothing was sent."""
 
-FAILURES = (httpx2.HTTPError, httpx2.StreamError, OSError)
-"""Exceptions of a failed exchange."""
-
-_BODY_LOOKED_AT = 65_536
-"""Bytes of a refusal."""
-
 UNSUPPORTED_VERSION = -32022
 """The modern era's: the server does not speak that version of the protocol."""
 
 _CHALLENGE = "www-authenticate"
 """The header that a 401 must have: a handler that passes on a 401 of its own has none."""
-
-_LINES = 256
-"""Lines that are read at once; more are read in portions."""
-
-_PORTION = 4_096
-"""Bytes."""
 
 
 class Undispatched(ChildRefused):
@@ -104,31 +95,83 @@ class Missing(Doubtful):
     """There may be no such session. Or a handler ran, and answered so."""
 
 
+class InUse:
+    def __init__(self, given: Credential) -> None:
+        self.headers: Mapping[str, str] = given if isinstance(given, Mapping) else {}
+        self.auth = given if isinstance(given, httpx2.Auth) else None
+
+
+class Credentials:
+    """The credentials of one session, one after the other.
+
+    Args:
+        given: The first.
+        ask: Asks for another one, and raises UpstreamError: there is none. None: there is no other.
+    """
+
+    def __init__(self, given: Credential, ask: Callable[[], Awaitable[Credential]] | None) -> None:
+        self.current = InUse(given)
+        self._ask = ask
+        self._asking: asyncio.Future[None] | None = None
+        self._background = Background()
+
+    async def renewed(self, refused: InUse) -> bool:
+        """Replace a refused credential, once for all requests that were refused with it. Return
+        whether there is another one to try.
+
+        Raises:
+            UpstreamError: There is none.
+        """
+        if self._ask is None:
+            return False
+        if self.current is refused:
+            if self._asking is None:
+                self._asking = asyncio.get_running_loop().create_future()
+                # The caller may be cancelled meanwhile.
+                self._asking.add_done_callback(lambda it: it.cancelled() or it.exception())
+                asking = self._renew(self._ask, self._asking)
+                self._background.run("asking for a credential", asking)
+            await asyncio.shield(self._asking)
+        return True
+
+    async def _renew(
+        self, ask: Callable[[], Awaitable[Credential]], asking: asyncio.Future[None]
+    ) -> None:
+        try:
+            self.current = InUse(await ask())
+        except UpstreamError as none:
+            logger.warning("a credential is refused, and there is no other: %s", none)
+            asking.set_exception(none)
+        else:
+            asking.set_result(None)
+        finally:
+            self._asking = None
+            asking.cancel()
+
+    async def close(self) -> None:
+        await self._background.close()
+
+
 class Wire:
     """The way in which one session's requests are sent.
 
     Args:
-        client: Its own: its connections, and the cookies that lead to its server.
         headers: The headers of each request, except those of a credential.
         silence: Seconds without a byte after which a request fails.
     """
 
     def __init__(
         self,
-        url: str,
-        client: httpx2.AsyncClient,
+        session: HttpSession,
         *,
         headers: Mapping[str, str],
         credentials: Credentials,
         silence: float,
     ) -> None:
-        self.client = client
-        self.session: str | None = None
-        # Parsed once: each request has it.
-        self._url = httpx2.URL(url)
-        self._headers = {name.lower(): value for name, value in headers.items()}
+        self.session = session
+        self._headers = headers
         self._credentials = credentials
-        self._silence = silence
+        self._timeout = httpx2.Timeout(CONNECTING, read=silence)
 
     def joined(self, response: httpx2.Response) -> None:
         """Note the session that the server began with a response, if there is one.
@@ -136,10 +179,8 @@ class Wire:
         Raises:
             UpstreamError: Its id cannot be sent.
         """
-        given = response.headers.get(SESSION_HEADER)
-        if given and not is_sendable(given):
+        if not self.session.joined(response):
             raise refused("its session has an id that cannot be sent")
-        self.session = given or None
 
     @asynccontextmanager
     async def request(
@@ -148,44 +189,30 @@ class Wire:
         content: bytes | None = None,
         *,
         version: str | None,
-        last_event_id: str | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str],
     ) -> AsyncGenerator[httpx2.Response]:
         """Send a request; its response, which is closed at the end. One that proves that it was
         refused for its credential is sent once more, with another one.
 
         Args:
             version: The protocol version, if it is agreed.
-            headers: Headers that repeat parts of the content.
 
         Raises:
             httpx2.HTTPError: There is none.
             UpstreamError: There is no other credential.
         """
-        fields = {
-            **(headers or {}),
-            "accept": "application/json, text/event-stream",
-            "accept-encoding": ACCEPTED,
-        }
-        if content is not None:
-            fields["content-type"] = "application/json"
-        for name, value in (
-            (SESSION_HEADER, self.session),
-            ("mcp-protocol-version", version),
-            ("last-event-id", last_event_id),
-        ):
-            if value is not None:
-                fields[name] = value
         used = self._credentials.current
-        response = await self._send(method, content, fields, used)
-        try:
-            if response.status_code == 401 and await self._renewed(response, used, version):
-                await response.aclose()
-                response = await self._send(method, content, fields, self._credentials.current)
-            yield response
-        finally:
-            with anyio.CancelScope(shield=True):
-                await response.aclose()
+        response = await self._send(method, content, version, headers, used)
+        async with closing(response):
+            is_renewed = response.status_code == 401 and await self._renewed(
+                response, used, version
+            )
+            if not is_renewed:
+                yield response
+                return
+        now = self._credentials.current
+        async with closing(await self._send(method, content, version, headers, now)) as again:
+            yield again
 
     async def _renewed(self, response: httpx2.Response, used: InUse, version: str | None) -> bool:
         """Whether a request that was answered 401 is sent again, with another credential.
@@ -205,30 +232,33 @@ class Wire:
         return False
 
     async def _send(
-        self, method: str, content: bytes | None, fields: Mapping[str, str], credential: InUse
+        self,
+        method: str,
+        content: bytes | None,
+        version: str | None,
+        headers: Mapping[str, str],
+        credential: InUse,
     ) -> httpx2.Response:
-        named = {name.lower(): value for name, value in credential.headers.items()}
-        request = self.client.build_request(
-            method,
-            self._url,
-            content=content,
-            headers={**self._headers, **named, **fields},
-            timeout=httpx2.Timeout(CONNECTING, read=self._silence),
-        )
-        # Not None: that would ignore the entry for this host in ~/.netrc.
-        auth: dict[str, Any] = {"auth": credential.auth} if credential.auth is not None else {}
         try:
-            return await send_within_origin(self.client, request, **auth)
+            return await self.session.open(
+                method,
+                content,
+                always={**self._headers, **credential.headers},
+                headers=headers,
+                version=version,
+                auth=credential.auth,
+                timeout=self._timeout,
+            )
         except FAILURES:
             raise
         except Exception as defect:
             # The boundary to what an application gave (``auth=``). Its text may be secret.
             report("the authentication of a request to a URL", defect)
-            raise httpx2.RequestError("it was not authenticated", request=request) from None
+            raise httpx2.RequestError("it was not authenticated") from None
 
     async def close(self) -> None:
         await self._credentials.close()
-        await self.client.aclose()
+        await self.session.client.aclose()
 
     async def check(self, response: httpx2.Response, *, has_begun: bool) -> None:
         """Check that a response is a success. The table above says what a refusal proves.
@@ -258,7 +288,7 @@ class Wire:
             raise refused(
                 "it redirects to another address, which is not followed", may_have_run=may_run
             )
-        answer = await _answer_of(response)
+        answer = await refused_with(response)
         error = answer.error if answer is not None else None
         code = error["code"] if error is not None and status == 400 else None
         refusal: UpstreamError
@@ -284,52 +314,11 @@ class Wire:
         raise Doubtful(refusal) if status == 400 and may_run and is_in_doubt else refusal
 
 
-async def _answer_of(response: httpx2.Response) -> Answer | None:
-    """The JSON-RPC answer in a refusal; None: there is none."""
-    body = b""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(CONNECTING), aclosing(pieces_of(response)) as found:
-            async for piece in found:
-                body += piece
-                if len(body) > _BODY_LOOKED_AT:
-                    break
-    with suppress(ValueError, Malformed):
-        answer = parse(decode(body))
-        return answer if isinstance(answer, Answer) else None
-    return None
-
-
 def refused(why: str, *, may_have_run: bool = False) -> UpstreamError:
     if may_have_run:
         return unknown(why)
     data = {"reason": NOT_STARTED, "started": False}
     return UpstreamError(error_body(INTERNAL_ERROR, f"the server cannot be asked: {why}", data))
-
-
-async def pieces_of(response: httpx2.Response) -> AsyncGenerator[bytes]:
-    """The body of a response, see :func:`pieces`. However much comes at once, others have their
-    turns meanwhile.
-    """
-    time_slice = TimeSlice()
-    async with aclosing(pieces(response)) as found:
-        async for piece in found:
-            yield piece
-            if time_slice.has_ended():
-                await give_way()
-
-
-async def events_of(response: httpx2.Response, longest: int) -> AsyncGenerator[ReadEvent]:
-    reader, time_slice = SseReader(max_bytes=longest, drops=True), TimeSlice()
-    async with aclosing(pieces_of(response)) as chunks:
-        async for chunk in chunks:
-            size = len(chunk) if chunk.count(b"\n") < _LINES else _PORTION
-            for begin in range(0, len(chunk), size):
-                for event in reader.feed(chunk[begin : begin + size]):
-                    yield event
-                    if time_slice.has_ended():
-                        await give_way()
-                if time_slice.has_ended():
-                    await give_way()
 
 
 def lack_of(failed: BaseException) -> str | None:
@@ -355,3 +344,87 @@ def said(failed: BaseException) -> str:
 def unknown(why: str) -> UpstreamError:
     """Build the error of a request that may have run. It is not sent again."""
     return UpstreamError(error_body(OUTCOME_UNKNOWN, f"Outcome unknown: {why}"))
+
+
+_WAITING: Final = 1_024
+"""Messages of the layer's that wait to be taken. What comes beyond that is left out: its server
+takes none.
+"""
+
+
+class Messages:
+    def __init__(self, background: Background, send: Callable[[bytes], Awaitable[None]]) -> None:
+        self._background = background
+        self._send = send
+        self._turn = asyncio.Lock()
+        self._ours: asyncio.Task[None] | None = None
+        self._theirs: asyncio.Task[None] | None = None
+        self._waiting = 0
+        self._left_out = 0
+        self._takes = True
+
+    # --- what its clients say ----------------------------------------------------------------
+
+    def until_taken(self) -> Coroutine[Any, Any, None] | None:
+        """Return the wait for the messages before a request; None: there are none to wait for.
+
+        There are also none if the server takes no messages. The wait raises nothing.
+        """
+        is_quiet = (self._theirs is None or self._theirs.done()) and not self._turn.locked()
+        return None if is_quiet or not self._takes else self._until_taken()
+
+    async def _until_taken(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CONNECTING), self._turn:
+                await _done(self._theirs)
+
+    async def add_in_turn(self, message: bytes) -> None:
+        """Add a message, once the server took all earlier ones."""
+        async with self._turn:
+            await _done(self._theirs)
+            self._theirs = self._run(message, None)
+
+    # --- what the layer says by itself -------------------------------------------------------
+
+    def add(self, message: bytes) -> None:
+        """Add a message without waiting. It is dropped if too many messages wait already."""
+        if self._waiting >= _WAITING:
+            self._left_out += 1
+            return
+        self._waiting += 1
+        self._ours = self._run(message, self._ours)
+        # Also of one that never began.
+        self._ours.add_done_callback(self._answered)
+
+    def _answered(self, _: asyncio.Task[None]) -> None:
+        self._waiting -= 1
+        if not self._waiting and self._left_out:
+            logger.warning(
+                "%d messages were dropped: the server at a URL accepts none", self._left_out
+            )
+            self._left_out = 0
+
+    # --- how it is sent ----------------------------------------------------------------------
+
+    def _run(self, message: bytes, before: asyncio.Task[None] | None) -> asyncio.Task[None]:
+        until = asyncio.get_running_loop().time() + CONNECTING
+        return self._background.run("a message to a URL", self._deliver(message, before, until))
+
+    async def _deliver(
+        self, message: bytes, before: asyncio.Task[None] | None, until: float
+    ) -> None:
+        try:
+            async with asyncio.timeout_at(until):
+                await _done(before)
+                await self._send(message)
+            self._takes = True
+        except TimeoutError:
+            self._takes = False
+            logger.info("the server at a URL did not accept a message in time")
+        except (*FAILURES, UpstreamError) as failed:
+            logger.info("the server at a URL did not accept a message: %s", said(failed))
+
+
+async def _done(task: asyncio.Task[None] | None) -> None:
+    if task is not None and not task.done():
+        await asyncio.wait({task})
