@@ -11,8 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -73,28 +73,42 @@ asyncio.run(main())
 )
 """The lifespan begins before the server has its handlers in place."""
 
+UVICORN = """
+from uvicorn.main import main
+
+if __name__ == "__main__":
+    main()
+"""
+"""What ``python -m uvicorn`` runs, as a file: `tests.support.forking` starts it in less time."""
+
 SERVERS: dict[str, tuple[str, list[str]]] = {
-    "uvicorn": (WHOLE, ["-m", "uvicorn", "app:app", "--no-access-log", "--fd"]),
-    "h11": (WHOLE, ["-m", "uvicorn", "app:app", "--no-access-log", "--http", "h11", "--fd"]),
-    "mounted": (MOUNTED, ["-m", "uvicorn", "app:app", "--no-access-log", "--fd"]),
-    "behind middleware": (BEHIND, ["-m", "uvicorn", "app:app", "--no-access-log", "--fd"]),
+    "uvicorn": (WHOLE, ["run.py", "app:app", "--no-access-log", "--fd"]),
+    "h11": (WHOLE, ["run.py", "app:app", "--no-access-log", "--http", "h11", "--fd"]),
+    "mounted": (MOUNTED, ["run.py", "app:app", "--no-access-log", "--fd"]),
+    "behind middleware": (BEHIND, ["run.py", "app:app", "--no-access-log", "--fd"]),
     "by hand": (BY_HAND, ["app.py"]),
-    "workers": (WHOLE, ["-m", "uvicorn", "app:app", "--workers", "2", "--fd"]),
-    "reload": (WHOLE, ["-m", "uvicorn", "app:app", "--reload", "--fd"]),
+    "workers": (WHOLE, ["run.py", "app:app", "--workers", "2", "--fd"]),
+    "reload": (WHOLE, ["run.py", "app:app", "--reload", "--fd"]),
 }
+
+STARTING_OTHERS = ("workers", "reload")
 
 
 @contextmanager
 def running(name: str, here: Path) -> Generator[Setup]:
     source, command = SERVERS[name]
     (here / "app.py").write_text(source)
+    (here / "run.py").write_text(UVICORN)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        os.set_inheritable(listener.fileno(), True)
         port, fd = listener.getsockname()[1], listener.fileno()
+        # What starts processes itself hands its standard input on. The others may be forked
+        # (`tests.support.forking`), so they get no other descriptor.
+        is_inherited = name in STARTING_OTHERS
         process = subprocess.Popen(
-            [sys.executable, *command, str(fd)],
+            [sys.executable, *command, str(fd if is_inherited else 0)],
             cwd=here,
-            pass_fds=[fd],
+            stdin=subprocess.DEVNULL if is_inherited else fd,
+            pass_fds=[fd] if is_inherited else [],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -121,7 +135,7 @@ def session(setup: Setup, sock: socket.socket) -> str:
     return found[1].decode()
 
 
-def get_stream(setup: Setup, seconds: float) -> socket.socket:
+def get_stream(setup: Setup) -> socket.socket:
     sock = setup.connect()
     accepts = ("Accept: text/event-stream", f"Mcp-Session-Id: {session(setup, sock)}")
     sock.sendall(setup.head("GET /mcp", *accepts))
@@ -146,7 +160,7 @@ def modern_call(setup: Setup, seconds: float) -> socket.socket:
     return sock
 
 
-def listen_stream(setup: Setup, seconds: float) -> socket.socket:
+def listen_stream(setup: Setup) -> socket.socket:
     method = "subscriptions/listen"
     params = {"notifications": {"toolsListChanged": True}, "_meta": envelope()}
     message = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
@@ -156,31 +170,22 @@ def listen_stream(setup: Setup, seconds: float) -> socket.socket:
     return sock
 
 
-def body_without_end(setup: Setup, seconds: float) -> socket.socket:
+def body_without_end(setup: Setup) -> socket.socket:
     sock = setup.connect()
     sock.sendall(setup.post(b"{", declared=1_000))
     return sock
 
 
-def no_body(setup: Setup, seconds: float) -> socket.socket:
+def no_body(setup: Setup) -> socket.socket:
     sock = setup.connect()
     sock.sendall(setup.post(b"", declared=1_000))
     return sock
 
 
-def websocket(setup: Setup, seconds: float) -> socket.socket:
+def websocket(setup: Setup) -> socket.socket:
     sock = setup.connect()
     sock.sendall(setup.upgrade())
     return sock
-
-
-OPENED: dict[str, Callable[[Setup, float], socket.socket]] = {
-    "a GET stream": get_stream,
-    "a listen stream": listen_stream,
-    "a running call": running_call,
-    "a running call of 2026": modern_call,
-    "a WebSocket": websocket,
-}
 
 
 def stopped(setup: Setup, number: signal.Signals = signal.SIGTERM) -> str:
@@ -190,39 +195,70 @@ def stopped(setup: Setup, number: signal.Signals = signal.SIGTERM) -> str:
     return said
 
 
-@pytest.mark.parametrize("what", OPENED)
-def test_uvicorn_stops_while_a_client_has_a_stream(what: str, tmp_path: Path) -> None:
+def test_uvicorn_stops_while_clients_have_streams(tmp_path: Path) -> None:
     """A call that runs on is cut after the grace. Its client gets the error -31012."""
     with running("uvicorn", tmp_path) as setup:
-        sock = OPENED[what](setup, 600.0)
+        streams = [get_stream(setup), listen_stream(setup), websocket(setup)]
+        calls = [running_call(setup, 600.0), modern_call(setup, 600.0)]
+        for sock in streams + calls:
+            sock.settimeout(60)
+            assert sock.recv(65_536)
+        said = stopped(setup)
+        assert "Application shutdown complete" in said and "Traceback" not in said, said
+        for sock in streams:
+            closed_by_peer(sock)
+        for sock in calls:
+            rest = closed_by_peer(sock)
+            assert b"-31012" in rest, rest
+
+
+def test_a_websocket_alone_is_a_first_request(tmp_path: Path) -> None:
+    """After it the server's handlers are known to be in place (the third rule)."""
+    with running("uvicorn", tmp_path) as setup:
+        sock = websocket(setup)
         sock.settimeout(60)
         assert sock.recv(65_536)
         said = stopped(setup)
         assert "Application shutdown complete" in said and "Traceback" not in said, said
-        rest = closed_by_peer(sock)
-        assert ("call" not in what) or b"-31012" in rest, rest
+        closed_by_peer(sock)
 
 
-@pytest.mark.parametrize("sent", [body_without_end, no_body])
-@pytest.mark.parametrize("server", ["uvicorn", "h11", "mounted", "behind middleware"])
-def test_a_body_that_never_ends_delays_no_stop(
-    server: str, sent: Callable[[Setup, float], socket.socket], tmp_path: Path
-) -> None:
-    with running(server, tmp_path) as setup:
-        session(setup, setup.connect())
-        sock = sent(setup, 0)
-        said = stopped(setup)
-        assert "Application shutdown complete" in said and "Traceback" not in said, said
-        answer = closed_by_peer(sock)
-        # Nothing: the server stopped before it had read the headers.
-        assert not answer or answer.startswith(b"HTTP/1.1 503 ")
+def test_a_body_that_never_ends_delays_no_stop(tmp_path: Path) -> None:
+    """Nor does a stream, at the same time. The servers stop together: each waits for its bodies."""
+    with ExitStack() as stack:
+        stopping: list[tuple[Setup, socket.socket, list[socket.socket]]] = []
+        for server in ("uvicorn", "h11", "mounted", "behind middleware"):
+            (tmp_path / server).mkdir()
+            setup = stack.enter_context(running(server, tmp_path / server))
+            stream = get_stream(setup)
+            assert stream.recv(65_536).startswith(b"HTTP/1.1 200")
+            stopping.append((setup, stream, [body_without_end(setup), no_body(setup)]))
+        for setup, _, _ in stopping:
+            setup.process.send_signal(signal.SIGTERM)
+        for setup, stream, unfinished in stopping:
+            said, _ = setup.process.communicate(timeout=WITHIN)
+            assert "Application shutdown complete" in said and "Traceback" not in said, said
+            assert closed_by_peer(stream).endswith(b"0\r\n\r\n")
+            for sock in unfinished:
+                answer = closed_by_peer(sock)
+                # Nothing: the server stopped before it had read the headers.
+                assert not answer or answer.startswith(b"HTTP/1.1 503 ")
 
 
-@pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_each_server_stops(server: str, number: signal.Signals, tmp_path: Path) -> None:
-    with running(server, tmp_path) as setup:
-        sock = get_stream(setup, 0)
+@pytest.mark.parametrize("server", ["by hand", "workers", "reload"])
+def test_each_server_stops_at_sigterm(server: str, tmp_path: Path) -> None:
+    stops_with_a_stream(server, signal.SIGTERM, tmp_path)
+
+
+@pytest.mark.parametrize("server", ["uvicorn", "by hand", "workers", "reload"])
+def test_each_server_stops_at_sigint(server: str, tmp_path: Path) -> None:
+    """The others of the test before last are uvicorn's one process, which takes both alike."""
+    stops_with_a_stream(server, signal.SIGINT, tmp_path)
+
+
+def stops_with_a_stream(server: str, number: signal.Signals, here: Path) -> None:
+    with running(server, here) as setup:
+        sock = get_stream(setup)
         assert sock.recv(65_536).startswith(b"HTTP/1.1 200")
         stopped(setup, number)
         assert closed_by_peer(sock).endswith(b"0\r\n\r\n")
