@@ -19,6 +19,7 @@ from tests.server.dispatch.test_conversation_sessions import SECURITY
 from tests.support.modern import ModernClient
 from tests.support.raw import Carrier, Json, RawClient
 from tests.support.replicas import cluster
+from tests.support.virtual_time import VIRTUAL
 from tests.support.world import Ctx, Toolbox, World, world
 
 pytestmark = pytest.mark.anyio
@@ -305,6 +306,7 @@ async def test_every_replica_knows_it_and_so_does_a_restart(tmp_path: Path) -> N
         assert not await listed(w.carrier, "modern")
 
 
+@pytest.mark.parametrize("anyio_backend", [VIRTUAL], ids=["virtual"])
 @pytest.mark.parametrize("fails", ["before", "after"])
 async def test_who_was_not_notified_is_notified_when_it_is_asked_again(fails: str) -> None:
     """The store failed before the rules were stored: whoever calls again does what was not done,
