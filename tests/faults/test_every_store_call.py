@@ -216,7 +216,9 @@ ALONE: dict[str, Conversation] = {
     "hides": hides,
 }
 LIKE_ANOTHER = ("stdio", "websocket-to-http", "stdio-to-websocket")
-"""Cases that differ in their transports only come with the long tests."""
+"""Cases that differ in their transports only come with the long tests, over one store."""
+
+EACH_ITS_OWN = [name for name in ALONE if name not in LIKE_ANOTHER]
 
 TOGETHER: dict[str, Conversation] = {"two-replicas": on_two_replicas}
 
@@ -226,9 +228,6 @@ COMMANDS_FAIL: tuple[How, ...] = ("before", "cut")
 
 REACHES_THE_STORE: tuple[How, ...] = ("after", "away")
 """Not ``before``: a call that is never made is the same over every store."""
-
-BEYOND_ONE_COMMAND: tuple[How, ...] = ("away",)
-"""On Redis the others are done at every command, which is between any two calls as well."""
 
 
 def one_process() -> list[SessionStore]:
@@ -288,7 +287,7 @@ async def test_replicas_bear_it(name: str, how: How) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", REACHES_THE_STORE)
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", EACH_ITS_OWN)
 async def test_one_process_bears_it_on_sqlite(name: str, how: How) -> None:
     await expect_borne(ALONE[name], in_a_file, how)
 
@@ -296,30 +295,10 @@ async def test_one_process_bears_it_on_sqlite(name: str, how: How) -> None:
 @pytest.mark.full
 @pytest.mark.redis
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", BEYOND_ONE_COMMAND)
-@pytest.mark.parametrize("name", ALONE)
-async def test_one_process_bears_it_on_redis(name: str, how: How) -> None:
-    with redis_wire():
-        await expect_borne(ALONE[name], on_redis, how)
-
-
-@pytest.mark.full
-@pytest.mark.redis
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", BEYOND_ONE_COMMAND)
-@pytest.mark.parametrize("name", TOGETHER)
-async def test_replicas_bear_it_on_redis(name: str, how: How) -> None:
-    with redis_wire():
-        await expect_borne(TOGETHER[name], two_on_redis, how)
-
-
-@pytest.mark.full
-@pytest.mark.redis
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", COMMANDS_FAIL)
-@pytest.mark.parametrize("name", [*ALONE, *TOGETHER])
+@pytest.mark.parametrize("name", [*EACH_ITS_OWN, *TOGETHER])
 async def test_they_bear_it_at_every_command_to_redis(name: str, how: How) -> None:
-    """Between two commands of one of the store's methods, too."""
+    """Between two calls of the store's methods, and between two commands of one of them."""
     alone = ALONE.get(name)
     with redis_wire() as wire:
         if alone is not None:
