@@ -4,11 +4,14 @@ The examples are the same in every run, so that no change is blamed for what it 
 break. They are few, which shows that a property holds at all. ``HYPOTHESIS_PROFILE=many`` has
 more of them, as one run of ``scripts/test --all`` does. ``deep`` searches new ones, thousands.
 ``MCP_SESSIONS_TEST_STORE=sqlite`` runs what takes any store (`tests.support.world`) on that one.
+``SESSIONS_TESTS_CASES=one`` runs one case of each test that has several.
 """
 
 import gc
 import os
 import sys
+import zlib
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
@@ -59,21 +62,39 @@ def anyio_backend() -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With another store, leave out, and count, what is about the store in memory only.
+    """Leave out, and count, what is about the store in memory only if there is another one, and
+    all cases but one of each test if that is asked for.
 
     Files with a test that may take minutes come first: at the end of a run none of several test
     processes is alone with one.
     """
     if os.environ.get("MCP_SESSIONS_TEST_STORE", "memory") != "memory":
-        left_out = [item for item in items if item.get_closest_marker("in_memory")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        _leave_out(config, items, {it for it in items if it.get_closest_marker("in_memory")})
+    if os.environ.get("SESSIONS_TESTS_CASES") == "one":
+        _leave_out(config, items, set(items) - _one_case_each(config, items))
     longest: dict[Path, float] = {}
     for item in items:
         marker = item.get_closest_marker("timeout")
         allowed = marker.args[0] if marker is not None else 0
         longest[item.path] = max(longest.get(item.path, 0), allowed)
     items.sort(key=lambda item: -longest[item.path])
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], left_out: set[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _one_case_each(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item]:
+    """Which case it is, a test's name decides: so each transport and each kind of server is the one
+    of some tests. Where the cases are the stores, or our packages, all of them run.
+    """
+    whole = [config.rootpath / "tests" / folder for folder in ("stores", "house")]
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        has_all = any(item.path.is_relative_to(folder) for folder in whole)
+        cases[item.nodeid if has_all else item.nodeid.partition("[")[0]].append(item)
+    return {each[zlib.crc32(name.encode()) % len(each)] for name, each in cases.items()}
 
 
 def pytest_runtest_setup() -> None:
