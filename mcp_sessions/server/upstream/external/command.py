@@ -252,7 +252,9 @@ class StdioWire:
         try:
             await self._process.room()
         except OSError:
-            self._break("it closed its input")
+            # What ends closes its input, too. How it ended says more.
+            if not await self._process.exits():
+                self._break("it closed its input")
 
     def write(self, message: bytes) -> None:
         self._process.write(message)

@@ -227,6 +227,10 @@ class ChildProcess:
     async def ended(self) -> None:
         await self._exited.wait()
 
+    async def exits(self) -> bool:
+        """Whether it exits by itself, now that it takes no input any more."""
+        return await self._ends_within(_DRAINING)
+
     async def last_words(self) -> str:
         if await self._ends_within(_DRAINING):
             await asyncio.wait({self._errors}, timeout=_DRAINING)
@@ -285,7 +289,7 @@ class ChildProcess:
 
     async def _watch(self) -> None:
         await self._protocol.of_no_use.wait()
-        if not await self._ends_within(_DRAINING) and not self._is_stopping:
+        if not await self.exits() and not self._is_stopping:
             logger.warning("a child process is killed: it closed its input and did not exit")
             self.kill()
         await self._exited.wait()

@@ -5,15 +5,21 @@ import logging
 import os
 import socket
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mcp_sessions import HTTPServer, StdioServer
+from mcp_sessions.server.reporting.reached_limits import ReachedLimits
+from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.children import Children
+from mcp_sessions.server.upstream.external.command import StdioWire
+from mcp_sessions.server.upstream.port import UpstreamError
 from tests.server.upstream.external.test_children import starts
 from tests.support.children import CHILD, child, child_world, children_of, is_alive, until
+from tests.support.puppets import Puppet
 from tests.support.world import World, world
 
 pytestmark = pytest.mark.anyio
@@ -55,6 +61,35 @@ async def test_a_first_start_that_fails_is_said_and_refuses_no_client(
         )
         marker.touch()
         assert await (await w.connected()).text("count") == "1"
+
+
+class Closed(Puppet):
+    """A process that takes no input any more."""
+
+    def __init__(self, *, exits: bool) -> None:
+        super().__init__(cast(Any, None))
+        self.is_full = True
+        self._exits = exits
+
+    async def room(self) -> None:
+        raise BrokenPipeError
+
+    async def exits(self) -> bool:
+        if self._exits:
+            self.kill()
+        return self._exits
+
+
+@pytest.mark.parametrize(("exits", "failure"), [(True, ""), (False, "it closed its input")])
+async def test_what_ends_is_not_blamed_for_its_closed_input(exits: bool, failure: str) -> None:
+    """If its input closed first, a client and the log read that, and not how the process ended."""
+    process = Closed(exits=exits)
+    wire = StdioWire(cast(Any, process), 1_000, ReachedLimits(time.monotonic))
+    child = Child(wire, cast(Any, None))
+    with pytest.raises(UpstreamError):
+        await child.request(None, "initialize", {})
+    assert (child.has_ended, child.failure) == (True, failure)
+    await child.stop()
 
 
 async def test_a_first_start_that_hangs_takes_no_room_and_ends_with_the_layer(
