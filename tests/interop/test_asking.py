@@ -38,7 +38,14 @@ Kind = Literal["MCPServer", "FastMCP", "command"]
 KINDS: tuple[Kind, ...] = ("MCPServer", "FastMCP", "command")
 
 
-@pytest.fixture(scope="module", params=KINDS)
+# What a command's questions are is of tests/server/upstream/external. Each client of these begins
+# a process there.
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(kind, marks=[pytest.mark.full] if kind == "command" else []) for kind in KINDS
+    ],
+)
 def address(request: pytest.FixtureRequest) -> Generator[str]:
     """Where the server file is served: host and port."""
     if request.param == "command":
