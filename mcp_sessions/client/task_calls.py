@@ -41,7 +41,7 @@ from mcp_sessions.core.messages import (
     meta_of,
     wire_error,
 )
-from mcp_sessions.core.task import EXTENSION, TaskStatus, declares_tasks
+from mcp_sessions.core.task import EXTENSION, TaskStatus, declares_tasks, pause_of
 from mcp_sessions.errors import INVALID_PARAMS, REQUEST_CANCELLED, OutcomeUnknown
 
 Send = Callable[[Json, Mapping[str, str]], Awaitable[None]]
@@ -206,7 +206,7 @@ class TaskCalls:
     async def _outcome_of(self, call: _Call, shown: Mapping[str, Any]) -> Json:
         while True:
             # What answers a call with a task tells no outcome yet.
-            with anyio.move_on_after(_pause(shown)):
+            with anyio.move_on_after(pause_of(shown, _USUAL)):
                 await call.changed.wait()
             call.changed = anyio.Event()
             answer = await self._ask(call, method_names.GET_TASK, {})
@@ -272,11 +272,6 @@ def _declaring(message: Json) -> Envelope | None:
     members = {name: meta[name] for name in ENVELOPE if name in meta}
     members[CLIENT_CAPABILITIES_META] = {**capabilities, "extensions": extensions}
     return Envelope(members, version)
-
-
-def _pause(shown: Mapping[str, Any]) -> float:
-    interval = shown.get("pollIntervalMs")
-    return interval / 1000 if isinstance(interval, (int, float)) and interval > 0 else _USUAL
 
 
 def _outcome(shown: Mapping[str, Any], call: _Call) -> Json | None:

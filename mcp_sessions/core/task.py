@@ -19,6 +19,10 @@ from mcp_sessions.principal import Principal
 
 EXTENSION: Final = "io.modelcontextprotocol/tasks"
 
+_SHORTEST: Final = 0.01
+_LONGEST: Final = 60.0
+"""Seconds between two polls, whatever a server says."""
+
 Json = dict[str, Any]
 
 
@@ -197,14 +201,14 @@ class TaskRecord:
         """
         ttl = None
         if self.expires_at is not None:
-            ttl = max(1, round((self.expires_at - self.created_at) * 1000))
+            ttl = _milliseconds(self.expires_at - self.created_at)
         shown: Json = {
             "taskId": task_id,
             "status": self.status.value,
             "createdAt": time_of(self.created_at),
             "lastUpdatedAt": time_of(self.updated_at),
             "ttlMs": ttl,
-            "pollIntervalMs": max(1, round(self.poll_interval * 1000)),
+            "pollIntervalMs": _milliseconds(self.poll_interval),
         }
         return {**shown, "statusMessage": self.message} if self.message else shown
 
@@ -221,6 +225,23 @@ class TaskRecord:
             case TaskStatus.WORKING | TaskStatus.CANCELLED:
                 pass
         return shown
+
+
+def seconds_of(milliseconds: object, most: float) -> float | None:
+    """Read a time that a server said, up to ``most`` seconds. None: it is no time."""
+    if isinstance(milliseconds, bool) or not isinstance(milliseconds, (int, float)):
+        return None
+    return min(milliseconds, most * 1000) / 1000 if milliseconds > 0 else None
+
+
+def pause_of(shown: Mapping[str, Any], usual: float) -> float:
+    """Return the seconds until a task of a server is polled again."""
+    return max(_SHORTEST, seconds_of(shown.get("pollIntervalMs"), _LONGEST) or usual)
+
+
+def _milliseconds(seconds: float) -> int:
+    """Return a time as clients get it: positive, and a number that each of them can read."""
+    return max(1, round(min(seconds * 1000, 2**53 - 1)))
 
 
 def owner_of(principal: Principal) -> list[str | None]:

@@ -110,6 +110,9 @@ class RunningRequest:
         self._task: RunningTask | None = None
         """The task that its client has for it. None: its client waits for its answer."""
 
+        self._is_announced = False
+        """The answer that it is a task now is on its way."""
+
         self._timer: asyncio.TimerHandle | None = None
         """Until it becomes a task."""
 
@@ -151,7 +154,8 @@ class RunningRequest:
             self._closed(waiter)
 
     def _closed(self, waiter: Call) -> None:
-        if waiter.inbound.channel.cancels and self.key is None and not self.done:
+        is_expected = not self.done or self._is_announced
+        if waiter.inbound.channel.cancels and self.key is None and is_expected:
             # The modern era over HTTP: closing the response stream cancels the request.
             cancelled = error_body(REQUEST_CANCELLED, "Request cancelled")
             self._shared.background.run(IN_BACKGROUND, self.abort(cancelled))
@@ -385,7 +389,11 @@ class RunningRequest:
         created = task.created
         if self._call.is_told_of_task:
             created = self._call.inbound.of_its_era(task.told)
-        await self._finish(self._after(Outcome(created, None)), continues=True)
+        self._is_announced = True
+        try:
+            await self._finish(self._after(Outcome(created, None)), continues=True)
+        finally:
+            self._is_announced = False
 
     async def _task_of_server(
         self, peer: UpstreamPeer, created: dict[str, Any], tasks: Tasks

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from mcp_sessions import method_names
 from mcp_sessions.background import Background
 from mcp_sessions.core.messages import error_body, wire_error
-from mcp_sessions.core.task import Json, TaskRecord, TaskStatus
+from mcp_sessions.core.task import Json, TaskRecord, TaskStatus, pause_of
 from mcp_sessions.core.task_tools import told
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
@@ -163,7 +163,7 @@ class RunningTask:
                     await ask(method_names.UPDATE_TASK, {**named, "inputResponses": answers})
                 case _:
                     pass
-            await asyncio.sleep(_pause(shown, self._tasks.policy.poll_interval))
+            await asyncio.sleep(pause_of(shown, self._tasks.policy.poll_interval))
             shown = await ask(method_names.GET_TASK, named)
 
     async def _answers(self, asked: Mapping[str, Any]) -> Json:
@@ -313,11 +313,6 @@ class RunningTask:
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=timeout)
         return self._writing is None
-
-
-def _pause(shown: Json, usual: float) -> float:
-    interval = shown.get("pollIntervalMs")
-    return max(interval / 1000, 0.01) if isinstance(interval, (int, float)) else usual
 
 
 def time_of(seconds: float) -> str:

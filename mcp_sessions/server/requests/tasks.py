@@ -30,7 +30,7 @@ from mcp_sessions.core.life import has_come
 from mcp_sessions.core.messages import wire_error
 from mcp_sessions.core.resume import is_session_id
 from mcp_sessions.core.states import Mode
-from mcp_sessions.core.task import Json, TaskRecord, TaskStatus, declares_tasks
+from mcp_sessions.core.task import Json, TaskRecord, TaskStatus, declares_tasks, seconds_of
 from mcp_sessions.errors import (
     InvalidParams,
     LimitReached,
@@ -210,10 +210,10 @@ class Tasks:
         if known is not None and known.may_be_used_by(principal):
             return
         await self._make_room(task_id, share_of(principal, scope))
-        ttl = created.get("ttlMs")
-        lasts = ttl / 1000 if isinstance(ttl, (int, float)) else self.policy.max_time
+        most = self.policy.max_time
+        lasts = seconds_of(created.get("ttlMs"), most) or most
         record.is_of_server = True
-        record.expires_at = self.clock() + min(lasts, self.policy.max_time) + self.policy.ttl
+        record.expires_at = self.clock() + lasts + self.policy.ttl
         self._kept[task_id] = record.expires_at
         await self._store(task_id, record)
 

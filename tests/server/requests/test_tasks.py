@@ -12,6 +12,7 @@ import pytest
 from mcp import types
 from mcp.shared.exceptions import MCPError
 
+from mcp_sessions.core.task import pause_of
 from mcp_sessions.errors import ConfigurationError, InvalidParams, StoreUnavailable
 from mcp_sessions.layer import SessionLayer
 from mcp_sessions.policy import TaskPolicy
@@ -577,3 +578,60 @@ async def function_calls(work: Awaitable[Any]) -> int:
     finally:
         sys.setprofile(before)
     return count
+
+
+async def test_a_call_whose_client_left_while_its_task_was_announced_leaves_no_task() -> None:
+    """REQ5: its response broke, so its client has no name for the task."""
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    class SlowStore(MemoryStore):
+        async def touch(self, session_ids: Any, *, now: float) -> None:
+            if reached.is_set() or not w.box.gate("g").started.is_set():
+                return
+            reached.set()
+            await go_on.wait()
+
+    async with world(store=SlowStore(), tasks=TaskPolicy(after=0.3)) as w:
+        client = client_of(w)
+        call = await w.waits(client.call("wait", {"gate": "g"}))
+        # Its session's deadline is moved before it is answered.
+        w.clock.advance(100)
+        await reached.wait()
+        call.leave()
+        await call.gone()
+        go_on.set()
+        async with asyncio.timeout(5):
+            await w.box.gate("g").cancelled.wait()
+
+
+ODD_TIMES: list[Any] = [
+    *(None, 0, -1, -1e18, 1.5, 10**400, 1e300, float("nan"), float("inf")),
+    *("60000", "", True, [], {}),
+]
+
+
+@pytest.mark.parametrize("ttl", ODD_TIMES, ids=lambda ttl: repr(ttl)[:12])
+async def test_a_servers_own_task_is_known_and_forgotten_whatever_time_it_says(ttl: Any) -> None:
+    store = MemoryStore()
+    async with world(store=store, tasks=TaskPolicy(ttl=60, max_time=60)) as w:
+        tasks = tasks_of(w)
+        await tasks.note_of_server({"taskId": "own 0", "ttlMs": ttl}, ANONYMOUS, None)
+        assert await tasks.is_of_server("own 0", ANONYMOUS)
+        w.clock.advance(121)
+        await tasks.round()
+        assert await store.all_sessions() == []
+
+
+@pytest.mark.parametrize("interval", ODD_TIMES, ids=lambda each: repr(each)[:12])
+def test_the_pause_between_two_polls_of_a_server_has_bounds(interval: Any) -> None:
+    """Of a client, too: the server is not its own."""
+    assert 0.01 <= pause_of({"pollIntervalMs": interval}, 1.0) <= 60
+
+
+async def test_any_time_of_a_policy_can_be_said() -> None:
+    policy = TaskPolicy(always={"echo"}, ttl=1e306, poll_interval=1e306, max_time=1e306)
+    async with world(tasks=policy) as w:
+        client = client_of(w)
+        task = await client.call("echo", {"text": "hi"}).result()
+        ended = await until(client, task, *ENDED)
+        assert ended["ttlMs"] == ended["pollIntervalMs"] == 2**53 - 1
