@@ -6,9 +6,11 @@ import pytest
 
 from mcp_sessions.policy import TaskPolicy
 from tests.replicas.test_children import UNKNOWN, short_lives
-from tests.server.requests.test_tasks import CAPABILITIES, ENDED, named, text_of, until
+from tests.server.requests.test_tasks import CAPABILITIES, ENDED, Box, named, text_of, until
 from tests.support.modern import ModernClient
 from tests.support.replicas import Cluster, cluster
+from tests.support.virtual_time import cycles
+from tests.support.world import Toolbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.in_process]
 
@@ -85,3 +87,68 @@ async def test_the_end_of_a_session_at_another_replica_ends_its_task() -> None:
         ended = await until(other, task, *ENDED)
         assert (ended["status"], ended["error"]["code"]) == ("failed", -32043)
         assert c[0].box.gate("g").cancelled.is_set()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_answers_that_come_at_two_replicas_at_once_are_both_taken(seed: int) -> None:
+    def boxed() -> tuple[Toolbox, None]:
+        return Box(), None
+
+    async with cluster(3, seed=seed, server=boxed, tasks=TaskPolicy(always={"ask_two"})) as c:
+        at = clients(c)
+        task = await at[0].call("ask_two").result()
+        asked = await until(at[1], task, "input_required", questions=2)
+        sendings = [
+            client.send(
+                "tasks/update",
+                named(
+                    task,
+                    inputResponses={key: {"action": "accept", "content": {"answer": key}}},
+                ),
+            )
+            for client, key in zip(at[1:], asked["inputRequests"], strict=True)
+        ]
+        for sending in sendings:
+            assert await sending.result() == {"resultType": "complete"}
+        ended = [await until(client, task, *ENDED) for client in at]
+        assert text_of(ended[0]) == "question-1 question-2"
+        assert ended == [ended[0]] * 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_two_answers_to_one_question_at_once_are_one_answer(seed: int) -> None:
+    async with cluster(3, seed=seed, tasks=TASKS) as c:
+        at = clients(c)
+        task = await at[0].call("ask", {"question": "who?"}).result()
+        [key] = (await until(at[1], task, "input_required"))["inputRequests"]
+        sendings = [
+            client.send(
+                "tasks/update",
+                named(
+                    task,
+                    inputResponses={key: {"action": "accept", "content": {"answer": name}}},
+                ),
+            )
+            for client, name in zip(at, "abc", strict=True)
+        ]
+        for sending in sendings:
+            assert await sending.result() == {"resultType": "complete"}
+        ended = [await until(client, task, *ENDED) for client in at]
+        assert text_of(ended[0]) in {f"accept: {name}" for name in "abc"}
+        assert ended == [ended[0]] * 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_cancellation_that_meets_the_end_leaves_one_end(seed: int) -> None:
+    async with cluster(2, seed=seed, tasks=TASKS) as c:
+        one, other = clients(c)
+        task = await one.call("wait", {"gate": "g"}).result()
+        sending = other.send("tasks/cancel", named(task))
+        await cycles(seed * 7)
+        c[0].box.gate("g").go.set()
+        assert await sending.result() == {"resultType": "complete"}
+        ended = [await until(client, task, *ENDED) for client in (one, other)]
+        assert ended[0]["status"] in ("completed", "cancelled")
+        again = await other.send("tasks/cancel", named(task)).result()
+        assert again == {"resultType": "complete"}
+        assert [await until(client, task, *ENDED) for client in (other, one)] == ended[::-1]
