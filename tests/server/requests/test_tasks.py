@@ -66,9 +66,11 @@ async def got(client: ModernClient, task: Json) -> Json:
     return await client.send("tasks/get", named(task)).result()
 
 
-async def until(client: ModernClient, task: Json, *statuses: str, questions: int = 0) -> Json:
+async def until(
+    client: ModernClient, task: Json, *statuses: str, questions: int = 0, within: float = 5
+) -> Json:
     """Poll the task, as its client does, until it has one of these statuses."""
-    with anyio.fail_after(5):
+    with anyio.fail_after(within):
         while True:
             shown = await got(client, task)
             is_asking = len(shown.get("inputRequests", {})) >= questions
