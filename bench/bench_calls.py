@@ -133,8 +133,9 @@ class Client:
         headers = self._headers
         if self._meta:
             headers = {**headers, "mcp-method": method}
-            if params and "name" in params:
-                headers["mcp-name"] = params["name"]
+            name = params and (params.get("name") or params.get("taskId"))
+            if name:
+                headers["mcp-name"] = name
         self._http.request("POST", "/mcp", json.dumps(message).encode(), headers)
 
     def get(self, method: str, *, request: bool = True) -> Any:

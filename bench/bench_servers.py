@@ -21,7 +21,8 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from bench.stalls import Stalls
-from mcp_sessions import Conversations, SessionLayer, SessionPolicy, SessionSecurity
+from mcp_sessions import Conversations, SessionLayer, SessionPolicy, SessionSecurity, TaskPolicy
+from mcp_sessions.core.states import Mode
 
 KINDS = {
     "floor": "bare ASGI and orjson: no MCP at all",
@@ -32,6 +33,7 @@ KINDS = {
     "sdk-json": "the SDK answering JSON instead of SSE",
     "ours": "the same server in a SessionLayer",
     "conversations": "a SessionLayer that binds conversations",
+    "tasks": "a SessionLayer whose tool `wait` is a task; STORE is the seconds that one is kept",
     "guarded": "the same, which wants tokens; the issuer's keys, as JSON, in place of STORE",
     "noisy": "a SessionLayer with tools that make work",
     "many": "the same, with room for many sessions, in memory; says how long its loop stood still",
@@ -54,6 +56,33 @@ def mcp_server() -> MCPServer[Any]:
         return text
 
     return server
+
+
+def tasks_layer(ttl: float) -> SessionLayer:
+    server, ends = mcp_server(), asyncio.Event()
+
+    @server.tool()
+    async def wait() -> str:  # pyright: ignore[reportUnusedFunction]
+        await ends.wait()
+        return "waited"
+
+    @server.tool()
+    async def end() -> str:  # pyright: ignore[reportUnusedFunction]
+        ends.set()
+        return ""
+
+    @server.tool()
+    async def left() -> str:  # pyright: ignore[reportUnusedFunction]
+        stored = await layer.store.all_sessions()
+        return str(sum(each.mode is Mode.TASK for each in stored))
+
+    # Tasks are looked at ten times in an idle time.
+    layer = SessionLayer(
+        server,
+        tasks=TaskPolicy(always={"wait"}, ttl=ttl),
+        policy=SessionPolicy(idle_timeout=20),
+    )
+    return layer
 
 
 def noisy_layer(
@@ -239,6 +268,8 @@ def main() -> None:
                 conversations=Conversations(),
             )
             layer.run("http", port=int(sys.argv[2]), log_level="error")
+        case "tasks":
+            tasks_layer(float(sys.argv[3])).run("http", port=int(sys.argv[2]), log_level="error")
         case "guarded":
             guarded_layer(sys.argv[3]).run("http", port=int(sys.argv[2]), log_level="error")
         case "noisy":

@@ -35,6 +35,7 @@ BENCHES = (
     Bench("lone", 300, ("64",)),
     Bench("stores", 300, ("100",), ("300",)),
     Bench("conversations", 300, ("400",), ("600",)),
+    Bench("tasks", 300, ("1000",), ("10000",)),
     Bench("children", 600, ("100",), ("300",)),
     Bench("core", 300),
     Bench("fanout", 300, ("--most", "5000", "--rounds", "1"), ("--rounds", "1")),
