@@ -133,9 +133,9 @@ class Client:
         headers = self._headers
         if self._meta:
             headers = {**headers, "mcp-method": method}
-            name = params and (params.get("name") or params.get("taskId"))
-            if name:
-                headers["mcp-name"] = name
+            named = params or {}
+            if "name" in named or "taskId" in named:
+                headers["mcp-name"] = named.get("name") or named["taskId"]
         self._http.request("POST", "/mcp", json.dumps(message).encode(), headers)
 
     def get(self, method: str, *, request: bool = True) -> Any:

@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from bench.bench_calls import HANDSHAKE, MODERN, Case, Client, Server
 from bench.rows import Row, report
@@ -28,7 +29,7 @@ TTL = 2.0
 """Seconds that an ended task is kept."""
 
 PATIENCE = 60.0
-KNOWS_TASKS = {
+KNOWS_TASKS: dict[str, Any] = {
     "io.modelcontextprotocol/clientCapabilities": {
         "extensions": {"io.modelcontextprotocol/tasks": {}}
     }
@@ -60,7 +61,7 @@ def rows(most: int) -> Iterator[Row]:
     server = Server("tasks", str(TTL))
     try:
         poller = Client(Case("", "ours", MODERN), server.port, KNOWS_TASKS)
-        call = {"name": "wait", "arguments": {}}
+        call: dict[str, Any] = {"name": "wait", "arguments": {}}
         last = ""
         for count in (1, most):
             for _ in range(count - bool(last)):

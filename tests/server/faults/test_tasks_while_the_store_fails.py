@@ -3,7 +3,7 @@ while. The client sends again what was refused.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -106,9 +106,9 @@ async def told(name: str, fault: Fault | None) -> list[str]:
         return plan.calls
 
 
-def run(work: Awaitable[Any]) -> Any:
+def run(work: Coroutine[Any, Any, list[str]]) -> list[str]:
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        return runner.run(work)  # pyright: ignore[reportArgumentType]
+        return runner.run(work)
 
 
 @pytest.mark.parametrize("how", HOWS)
