@@ -337,3 +337,23 @@ def test_no_script_is_forgotten() -> None:
     files = (ROOT / "scripts").iterdir()
     run = {file.name for file in files if file.is_file() and file.stat().st_mode & 0o111}
     assert run == OPTIONS.keys()
+
+
+PASSES = """
+import sys
+from scripts.mutants import ROOT, Mutant, passes
+
+print(passes(Mutant(ROOT / "mcp_sessions" / "core" / "backoff.py", 0), [sys.argv[1]], 50))
+"""
+
+
+@pytest.mark.parametrize(("mark", "noticed"), [("", True), ("@pytest.mark.full", False)])
+def test_what_does_not_run_notices_no_change_of_the_code(
+    mark: str, noticed: bool, tmp_path: Path
+) -> None:
+    """All tests of a file may be long ones. Then it was taken for one that fails."""
+    file = tmp_path / "test_it.py"
+    file.write_text(f"import pytest\n{mark}\ndef test_it():\n    raise AssertionError\n")
+    command = [sys.executable, "-c", PASSES, str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.stdout.strip() == str(not noticed), done.stderr
