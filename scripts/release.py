@@ -12,6 +12,7 @@ of that is missing, and fails for all else.
 import argparse
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Timer
 
@@ -39,20 +40,23 @@ resumable("https://host/mcp", "wss://host/mcp")
 """A program that runs with no extra installed."""
 
 CALLS = """
-import asyncio, sys
+import asyncio, json, sys
 from mcp import Client
 from mcp_sessions import resumable
 
 async def main():
-    async with Client(resumable(sys.argv[1])) as client:
-        result = await client.call_tool("count", {})
+    url, tool, arguments = sys.argv[1:]
+    async with Client(resumable(url)) as client:
+        result = await client.call_tool(tool, json.loads(arguments))
     assert not result.is_error, result
 
 asyncio.run(main())
 """
 """A program that calls a tool of the served command."""
 
-_WITHIN = 60.0
+EVERYTHING = ("npx", "-y", "@modelcontextprotocol/server-everything@2026.8.31")
+
+_WITHIN = 240.0
 """Seconds after which a command that is served for a check is killed."""
 
 
@@ -158,34 +162,65 @@ def check_installed(distribution: Path, directory: Path, version: str) -> Path:
 
 
 def check_served(directory: Path) -> None:
-    """Serve a command, as ``uvx --from WHEEL mcp-sessions serve -- COMMAND`` does, and call it.
+    """Serve a command with what is installed, and call it.
 
     Raises:
         Wrong: It does not serve, or the call is not answered.
     """
     server = directory / "server.py"
     shutil.copy(ROOT / "tests" / "support" / "child_server.py", server)
-    served = subprocess.Popen(
-        [
-            *(str(directory / "bin" / "mcp-sessions"), "serve", "--port", "0"),
-            *("--log-format", "json", "--", sys.executable, "-I", str(server)),
-        ],
-        cwd=directory,
+    bin_directory = directory / "bin"
+    command = str(bin_directory / "mcp-sessions"), sys.executable, "-I", str(server)
+    check_call(bin_directory / "python", command[:1], command[1:], "count", {})
+
+
+def check_uvx(wheel: Path, python: Path, directory: Path) -> None:
+    """Serve a command by ``uvx --from WHEEL mcp-sessions serve -- npx -y PACKAGE``, where neither uv
+    nor npm has anything, and call it.
+
+    Args:
+        python: One with the wheel, for the client.
+
+    Raises:
+        Wrong: It does not serve, or the call is not answered.
+    """
+    directory.mkdir()
+    program = tool("uvx"), "--python", sys.executable, "--from", str(wheel), "mcp-sessions"
+    own = ("UV_", "XDG_", "NPM_CONFIG_CACHE")
+    kept = {name: it for name, it in os.environ.items() if not name.upper().startswith(own)}
+    env = {**kept, "HOME": str(directory)}
+    check_call(python, program, EVERYTHING, "echo", {"message": "a"}, env)
+
+
+def check_call(
+    python: Path,
+    program: Sequence[str],
+    served: Sequence[str],
+    tool_name: str,
+    arguments: Mapping[str, str],
+    env: Mapping[str, str] | None = None,
+) -> None:
+    command = *program, "serve", "--port", "0", "--log-format", "json", "--", *served
+    process = subprocess.Popen(
+        command,
+        cwd=env["HOME"] if env is not None else python.parent,
+        env=env,
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
-    watch = Timer(_WITHIN, served.kill)
+    watch = Timer(_WITHIN, process.kill)
     watch.start()
-    with served:
+    with process:
         try:
-            lines = (re.search(r'"url": ?"([^"]+)"', line) for line in served.stderr or ())
+            lines = (re.search(r'"url": ?"([^"]+)"', line) for line in process.stderr or ())
             found = next(filter(None, lines), None)
             if found is None:
-                raise Wrong("the command is not served")
-            run(str(directory / "bin" / "python"), "-I", "-c", CALLS, found[1], cwd=directory)
+                raise Wrong(f"{served[0]} is not served")
+            given = found[1], tool_name, json.dumps(arguments)
+            run(str(python), "-I", "-c", CALLS, *given, cwd=python.parent)
         finally:
-            served.terminate()
+            process.terminate()
             watch.cancel()
 
 
@@ -261,6 +296,8 @@ def release(root: Path, out: Path, *, is_check: bool) -> None:
         check_installed(sdist, Path(name) / "sdist", version)
         say("the wheel in a clean environment")
         python = check_installed(wheel, Path(name) / "wheel", version)
+        say("the wheel by uvx, which has nothing yet, before a server by npx")
+        check_uvx(wheel, python, Path(name) / "uvx")
         say("the wheel of the conformance runner beside it")
         check_runner(wheel, runner, Path(name) / "runner")
         say("bill of materials and checksums")
