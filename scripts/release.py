@@ -175,8 +175,8 @@ def check_served(directory: Path) -> None:
 
 
 def check_uvx(wheel: Path, python: Path, directory: Path) -> None:
-    """Serve a command by ``uvx --from WHEEL mcp-sessions serve -- npx -y PACKAGE``, where neither uv
-    nor npm has anything, and call it.
+    """Serve a command by ``uvx --from WHEEL mcp-sessions serve -- npx -y PACKAGE``, and call it.
+    Neither uv nor npm has anything yet.
 
     Args:
         python: One with the wheel, for the client.

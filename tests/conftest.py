@@ -8,6 +8,7 @@ more of them, as one run of ``scripts/test --all`` does. ``deep`` searches new o
 """
 
 import gc
+import logging
 import os
 import sys
 import zlib
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from mcp_sessions.seldom import Seldom
 from tests.support.forking import fork_programs
 from tests.support.redis_server import stop_shared_redis
 from tests.support.unseen import Unseen
@@ -52,6 +54,16 @@ def pytest_configure(config: pytest.Config) -> None:
     unseen = Unseen()
     unseen.watch()
     config.pluginmanager.register(unseen)
+
+
+@pytest.fixture(autouse=True)
+def all_lines_are_logged() -> None:
+    """The tests of a minute have more refusals than a log shows in a minute."""
+    for logger in list(logging.root.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger):
+            for each in [it for it in logger.filters if isinstance(it, Seldom)]:
+                logger.removeFilter(each)
+                logger.addFilter(Seldom())
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mcp_sessions.background import Background, stopped
 from mcp_sessions.core.proxies import Proxies, scheme_of
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.serve.access_log import AccessLog
 from mcp_sessions.serve.garbage import Collections, set_aside_everything
 from mcp_sessions.serve.health import health_paths
@@ -31,6 +32,8 @@ from mcp_sessions.serve.systemd import READY, STOPPING, notify
 from mcp_sessions.serve.tls import Certificate, TlsListener
 
 logger = logging.getLogger(__name__)
+# uvicorn says there that a request cannot be read.
+logging.getLogger("uvicorn.error").addFilter(Seldom())
 
 RUN_IS_REFUSED: ContextVar[Callable[[], NoReturn] | None] = ContextVar(
     "run_is_refused", default=None

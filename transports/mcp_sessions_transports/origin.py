@@ -26,8 +26,10 @@ from starlette.types import Scope
 
 from mcp_sessions.core.nearness import is_local_name
 from mcp_sessions.core.recent import Recent
+from mcp_sessions.seldom import Seldom
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _REMEMBERED = 256
 

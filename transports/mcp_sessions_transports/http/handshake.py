@@ -46,6 +46,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import ConnectionId, StreamName, process_of
 from mcp_sessions.principal import Principal
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.connection.connection import DEFAULT_VERSION, HttpFacts, Inbound
 from mcp_sessions.server.connection.joint_admission import JointAdmission
 from mcp_sessions.server.delivery.questions import confirmed
@@ -75,6 +76,7 @@ from mcp_sessions_transports.http.sse import sse_event, sse_headers
 from mcp_sessions_transports.served import Served
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 
 @dataclass(slots=True, eq=False, repr=False)

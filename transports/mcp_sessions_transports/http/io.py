@@ -15,6 +15,7 @@ from mcp_sessions.core.message import Message, read
 from mcp_sessions.core.messages import Answer, Malformed, decode, encode, error_body, parse
 from mcp_sessions.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
 from mcp_sessions.principal import Principal
+from mcp_sessions.seldom import Seldom
 from mcp_sessions_transports.credentials import (
     CredentialLapsed,
     WatchCredential,
@@ -22,6 +23,7 @@ from mcp_sessions_transports.credentials import (
 )
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 Headers = dict[bytes, bytes]
 

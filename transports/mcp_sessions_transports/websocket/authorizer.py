@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions.principal import Principal
+from mcp_sessions.seldom import Seldom
 from mcp_sessions_transports.outermost import outermost
 from mcp_sessions_transports.pages import ASKED, as_http
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _ANSWER = 30.0
 """Seconds within which an application has to say who may come in."""

@@ -20,6 +20,7 @@ from mcp_sessions.core.nearness import BY_NAME
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.calls.shares import share_of
 from mcp_sessions_transports.credentials import CredentialEnded, CredentialWatch, Watched
 from mcp_sessions_transports.duplex import DuplexConnection
@@ -35,6 +36,7 @@ from mcp_sessions_transports.websocket.authorizer import (
 from mcp_sessions_transports.websocket.close_codes import CloseCode
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _BACK = 1
 """Seconds after which a client that was too slow reconnects."""

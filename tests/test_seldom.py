@@ -1,0 +1,60 @@
+"""Lines that a client can cause are bounded, and counted."""
+
+import logging
+from importlib import import_module
+
+import pytest
+
+from mcp_sessions.seldom import MOST, QUIET, Seldom
+
+
+def line(text: str, at: float, *values: object) -> logging.LogRecord:
+    record = logging.LogRecord("a", logging.WARNING, "", 0, text, values, None)
+    record.created = at
+    return record
+
+
+def test_a_flood_is_ten_lines_a_minute_and_the_next_one_counts_the_rest() -> None:
+    seldom = Seldom()
+    passed = [seldom.filter(line("no such host: %s", 100.0, number)) for number in range(1_000)]
+    assert sum(passed) == MOST == 10
+    later = line("no such host: %s", 100.0 + QUIET, "b")
+    assert seldom.filter(later)
+    assert later.getMessage() == "no such host: b (990 more such lines were left out)"
+    after = line("no such host: %s", 101.0 + QUIET, "c")
+    assert seldom.filter(after) and after.getMessage() == "no such host: c"
+
+
+def test_a_flood_of_one_kind_hides_no_other() -> None:
+    seldom = Seldom()
+    for _ in range(1_000):
+        seldom.filter(line("one", 100.0))
+    assert seldom.filter(line("another", 100.0))
+
+
+def test_a_clock_that_was_set_back_hides_nothing_for_long() -> None:
+    seldom = Seldom()
+    for _ in range(1_000):
+        seldom.filter(line("one", 10_000.0))
+    assert seldom.filter(line("one", 100.0))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "uvicorn.error",
+        "mcp_sessions_transports.http.io",
+        "mcp_sessions_transports.http.handshake",
+        "mcp_sessions_transports.origin",
+        "mcp_sessions_transports.websocket.authorizer",
+        "mcp_sessions_transports.websocket.websocket_server",
+    ],
+)
+def test_what_answers_a_wrong_request_is_bounded(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    import_module("mcp_sessions.serve.endpoint")
+    import_module("mcp_sessions.serve.uvicorn_server")
+    for number in range(100):
+        logging.getLogger(name).warning("a test refused %d", number)
+    assert len(caplog.messages) == MOST
