@@ -3,7 +3,7 @@
 // Sphinx wants every word of a question on the page. Here a page counts for each word that it
 // has: rare words count more, words of its title three times, and long pages count less. The
 // specification, figures and the changelog come after the pages that are for users.
-const LATER = /^(spec|conformance|examples)\/|^C[A-Z]+$|^docs\/(figures|scale|reference)$/;
+const LATER = /^(spec|conformance|examples)\/|^C[A-Z]+$|^docs\/(figures|scale|reference)(\/|$)/;
 
 document.addEventListener("DOMContentLoaded", () => {
   if (typeof Search === "undefined") return;
