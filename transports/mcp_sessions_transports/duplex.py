@@ -47,6 +47,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
+from mcp_sessions.server.calls.table import Call, Outcome
 from mcp_sessions.server.connection.connection import (
     DEFAULT_VERSION,
     ClientConnection,
@@ -333,7 +334,7 @@ class DuplexConnection:
             refused = InvalidRequest(
                 InvalidReason.DUPLICATE_ID, "a request with this id is still open"
             )
-            await inbound.answer(inbound.error(request.id, wire_error(refused)))
+            await Call(request, inbound).answer(Outcome(None, wire_error(refused)))
         elif request.method == method_names.LISTEN and request.names_session:
             await self._listen(request, inbound)
             # Its last message comes when it ends; nothing of it can break before.
@@ -350,10 +351,10 @@ class DuplexConnection:
                 if record.session_id not in self.client.attached:
                     await listening.attach(request, record, self.client)
         except WireError as refused:
-            await inbound.answer(inbound.error(request.id, wire_error(refused)))
+            await Call(request, inbound).answer(Outcome(None, wire_error(refused)))
             return
         except UpstreamError as failed:
-            await inbound.answer(inbound.error(request.id, failed.error))
+            await Call(request, inbound).answer(Outcome(None, failed.error))
             return
         self.transport.begin_listen(request.id, wanted, record)
         inbound.acknowledged()

@@ -15,18 +15,21 @@ A call holds values and where its answer goes. It knows no runner and no store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from mcp_sessions.core.message import MALFORMED_KEY, Message
-from mcp_sessions.core.messages import NotNamed, RequestId, error_body
+from mcp_sessions.core.messages import NotNamed, RequestId, error_body, wire_error
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
     InvalidReason,
     InvalidRequest,
     LimitReached,
+    OutcomeUnknown,
+    SessionsError,
     StoreUnavailable,
 )
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
@@ -34,6 +37,11 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.calls.shares import Shares
 from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.stores.records import Admitted, SessionRecord
+
+logger = logging.getLogger(__name__)
+
+NOT_JSON = (TypeError, ValueError, RecursionError)
+"""Exceptions of JSON writers for a value that they cannot write."""
 
 
 class CallWork(Protocol):
@@ -131,7 +139,8 @@ class Call:
     is_open: bool = field(init=False, default=False)
     """It is in the table: it is neither answered nor refused."""
 
-    _before: Call | None = field(init=False, default=None)
+    earlier: Call | None = field(init=False, default=None)
+    """The one with its id that a cancellation ends as well."""
 
     lock: asyncio.Lock | None = field(init=False, default=None)
     """The lock of its request key, held until it runs or is refused."""
@@ -206,7 +215,7 @@ class Call:
     def task(self) -> asyncio.Task[None] | None:
         if self.work is not None:
             return self.work.task
-        return self._before.task if self._before is not None else None
+        return self.earlier.task if self.earlier is not None else None
 
     @property
     def is_awaited(self) -> bool:
@@ -216,14 +225,58 @@ class Call:
         self.work = work
 
     def follows(self, before: Call) -> None:
-        self._before = before
+        self.earlier = before
 
-    def ends(self) -> None:
-        """Note its end. It forgets its work, which knows its calls: otherwise both wait for the
-        garbage collector.
+    async def answer(
+        self,
+        outcome: Outcome,
+        *,
+        finish: Callable[[Call, dict[str, Any]], dict[str, Any]] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        """Send its answer. Each answer to a request goes this way, also a refusal.
+
+        Args:
+            finish: Makes the result what the sender of this call gets; None: it is that.
+            retry_after: Seconds after which its client may send it again.
+
+        Raises:
+            StoreUnavailable: It was answered. Its stream is not stored.
         """
-        self.is_open = False
-        self.work = self._before = None
+        inbound, request = self.inbound, self.request
+        channel, audit = inbound.channel, inbound.audit
+        result, error = outcome.result, outcome.error or {}
+        message = b""
+        if result is not None:
+            try:
+                if finish is not None:
+                    result = finish(self, result)
+                message = channel.encode({"jsonrpc": "2.0", "id": request.id, "result": result})
+            except OutcomeUnknown as unknown:
+                result, error = None, wire_error(unknown)
+            except (SessionsError, *NOT_JSON):
+                logger.exception("the result of %s cannot be sent", request.method)
+                result, error = None, error_body(INTERNAL_ERROR, "Internal error")
+        if result is None:
+            try:
+                message = channel.encode({"jsonrpc": "2.0", "id": request.id, "error": error})
+            except NOT_JSON:
+                logger.exception("the error of %s cannot be sent", request.method)
+                error = error_body(INTERNAL_ERROR, "Internal error")
+                message = channel.encode({"jsonrpc": "2.0", "id": request.id, "error": error})
+        code = error.get("code") if result is None else None
+        if audit is None:
+            await channel.answer(message, code=code, away=outcome.away, retry_after=retry_after)
+            return
+        if result is not None:
+            audit.is_result(result)
+        else:
+            audit.is_error(error)
+        is_awaited = channel.is_open
+        try:
+            await channel.answer(message, code=code, away=outcome.away, retry_after=retry_after)
+        finally:
+            audit.write(is_awaited=is_awaited)
 
     def stop(self, error: dict[str, Any]) -> CallWork | None:
         """End it. A call that is refused, or answered at once, never runs.
@@ -234,7 +287,7 @@ class Call:
         if self.work is not None:
             return self.work
         self.error = error
-        return self._before.stop(error) if self._before is not None else None
+        return self.earlier.stop(error) if self.earlier is not None else None
 
 
 async def abort(call: Call, error: dict[str, Any]) -> None:
@@ -375,7 +428,9 @@ class Calls(Generic[R]):
         """Close a call that was opened or counted. To close it again changes nothing."""
         if not call.is_open:
             return
-        call.ends()
+        call.is_open = False
+        # Its work knows its calls: otherwise both wait for the garbage collector.
+        call.work = call.earlier = None
         if call.load is not None:
             left = self._load[call.load] - 1
             if left:
@@ -427,12 +482,18 @@ class Calls(Generic[R]):
                 if not running:
                     del self._by_session[session_id]
 
-    def kept(self, run: R) -> None:
-        """Note that the outcome is in the store: no later call joins the run, and its calls have
-        ended.
+    def end(self, run: R, *, runs_on: bool = False) -> None:
+        """End a run: its calls have ended, and no later call joins it.
+
+        Args:
+            runs_on: Its client has a task for it, which still runs in its sessions.
         """
+        if not runs_on:
+            self.handled(run)
         if run.keyed_in is not None and run.key is not None:
-            self._by_key.pop((run.keyed_in, run.key), None)
+            key = run.keyed_in, run.key
+            if self._by_key.get(key) is run:
+                del self._by_key[key]
         for call in run.waiters:
             self.close(call)
 

@@ -25,7 +25,7 @@ from mcp_sessions.core.messages import (
     notification_message,
     plain_draft,
 )
-from mcp_sessions.errors import Detached, OutcomeUnknown, StoreUnavailable
+from mcp_sessions.errors import Detached, OutcomeUnknown
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection.binding import ReadEvents, RequestChannel, Transport
@@ -352,37 +352,10 @@ class Inbound:
         self.audit = entry
         return entry
 
-    async def answer(
-        self,
-        message: bytes,
-        *,
-        code: int | None = None,
-        away: StoreUnavailable | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        if self.audit is None:
-            await self.channel.answer(message, code=code, away=away, retry_after=retry_after)
-            return
-        is_awaited = self.channel.is_open
-        try:
-            await self.channel.answer(message, code=code, away=away, retry_after=retry_after)
-        finally:
-            self.audit.write(is_awaited=is_awaited)
-
-    async def complete(self, request_id: RequestId, result: Mapping[str, Any]) -> None:
-        message = self.result(request_id, result)
-        answer = self.answer if self.audit is not None else self.channel.answer
-        await answer(message)
-
     def acknowledged(self) -> None:
         """Note that the request has begun, or is not answered by :meth:`answer`."""
         if self.audit is not None:
             self.audit.write(is_awaited=True)
-
-    def result(self, request_id: RequestId, result: Mapping[str, Any]) -> bytes:
-        if self.audit is not None:
-            self.audit.is_result(result)
-        return self.channel.encode({"jsonrpc": "2.0", "id": request_id, "result": result})
 
     def of_its_era(self, result: dict[str, Any]) -> dict[str, Any]:
         """A result that may have been made for a request of the other era: each result of

@@ -178,7 +178,7 @@ class Router:
                         raise NotBegun(failed) from failed
                     if outcome is not None:
                         if outcome is not ANSWERED:
-                            await _answer(call, outcome)
+                            await call.answer(outcome)
                         break
             finally:
                 lock, call.lock = call.lock, None
@@ -193,11 +193,11 @@ class Router:
                     await call.work.abort(call.error)
         except LimitReached as refused:
             self.limits.reached(refused)
-            await _answer(call, Outcome(None, wire_error(refused)), refused.retry_after)
+            await call.answer(Outcome(None, wire_error(refused)), retry_after=refused.retry_after)
         except WireError as refused:
-            await _answer(call, Outcome(None, wire_error(refused)))
+            await call.answer(Outcome(None, wire_error(refused)))
         except UpstreamError as failed:
-            await _answer(call, Outcome(None, failed.error))
+            await call.answer(Outcome(None, failed.error))
 
     def reported(self, notification: Message, inbound: Inbound) -> Coroutine[Any, Any, None] | None:
         """Pass a report of progress on to the asker of its question; None: it is no such report.
@@ -277,7 +277,7 @@ class Router:
         """
         calls = self._runner.calls
         if calls.draining and not calls.is_served_still(call.inbound):
-            await _answer(call, Outcome(None, wire_error(OutcomeUnknown())))
+            await call.answer(Outcome(None, wire_error(OutcomeUnknown())))
             return
         call.known_in, call.instead_of = known_in, instead_of
         stages = self.path.keyed if call.key_of_host is None else self.path.of_hosts
@@ -318,13 +318,3 @@ class Router:
         record = await store.load(session_id, now=now)
         if record is not None and record.principal == inbound.principal:
             await self._replica.bus.try_send(CancelKeyed(session_id=session_id, key=key))
-
-
-async def _answer(call: Call, outcome: Outcome, retry_after: float | None = None) -> None:
-    inbound, request_id = call.inbound, call.request.id
-    if outcome.result is not None:
-        await inbound.complete(request_id, outcome.result)
-        return
-    error = outcome.error or {}
-    message = inbound.error(request_id, error)
-    await inbound.answer(message, code=error.get("code"), retry_after=retry_after)

@@ -20,7 +20,7 @@ from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound, StoreUnavailable, WireError
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.calls.table import Call, load_of
+from mcp_sessions.server.calls.table import Call, Outcome, load_of
 from mcp_sessions.server.cluster.relay import (
     Asker,
     RelayedOutcome,
@@ -177,8 +177,7 @@ class Joining:
         try:
             await self._until_finished(join)
             if join.never_began and join.error is not None:
-                message = waiter.inbound.error(waiter.request.id, join.error)
-                await waiter.inbound.answer(message, code=join.error["code"])
+                await waiter.answer(Outcome(None, join.error))
             elif join.never_began:
                 await self._begin_here(join)
         except asyncio.CancelledError:
@@ -269,11 +268,10 @@ class Joining:
         return True
 
     async def _fail(self, waiter: Call, refused: WireError, *, started: bool = False) -> None:
-        error, inbound = wire_error(refused), waiter.inbound
+        error = wire_error(refused)
         if started:
             error["data"] = {**error["data"], "started": True}
-        message = inbound.error(waiter.request.id, error)
-        await inbound.answer(message, code=refused.code)
+        await waiter.answer(Outcome(None, error))
 
     # --- where it runs -----------------------------------------------------------------------
 

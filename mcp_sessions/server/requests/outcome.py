@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import Any
 
@@ -11,19 +11,15 @@ from mcp_sessions.errors import (
     STORE_UNAVAILABLE,
     NotBegun,
     OutcomeUnknown,
-    SessionsError,
     StoreUnavailable,
 )
 from mcp_sessions.ids import RequestKey, SessionId
-from mcp_sessions.server.calls.table import Call, Outcome
+from mcp_sessions.server.calls.table import NOT_JSON, Outcome
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
-
-NOT_JSON = (TypeError, ValueError, RecursionError)
-"""Exceptions of JSON writers for a value that they cannot write."""
 
 Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
 """Adds a session's ``_meta`` to a result."""
@@ -36,7 +32,7 @@ class Outcomes:
             replica.policy,
             replica.clock,
         )
-        self._pending_writes, self._stamp = pending_writes, stamp
+        self._pending_writes, self.stamp = pending_writes, stamp
 
     async def keep(
         self, session_id: SessionId, key: RequestKey, outcome: Outcome, method: str
@@ -77,51 +73,6 @@ class Outcomes:
             return await self._store.load(record.session_id, now=0) or record
         except StoreUnavailable:
             return record
-
-    async def send(
-        self, waiters: Sequence[Call], outcome: Outcome, record: SessionRecord | None
-    ) -> None:
-        is_shared = waiters[0] is not waiters[-1]
-        for waiter in waiters:
-            message, code = self._answer(waiter, outcome, record, is_shared=is_shared)
-            try:
-                inbound = waiter.inbound
-                answer = inbound.answer if inbound.audit is not None else inbound.channel.answer
-                await answer(message, code=code, away=outcome.away)
-            except StoreUnavailable as failed:
-                # It was answered; what the store keeps of its stream is looked after there. The
-                # other senders get the answer all the same (KEY5).
-                logger.error("the end of a response stream was not stored: %s", failed)
-
-    def _answer(
-        self, waiter: Call, outcome: Outcome, record: SessionRecord | None, *, is_shared: bool
-    ) -> tuple[bytes, int | None]:
-        """The answer for one waiter, and its error's code.
-
-        Args:
-            record: The session that the request belongs to.
-            is_shared: The request was made for another waiter, or is answered for one.
-        """
-        inbound, request = waiter.inbound, waiter.request
-        result, error = outcome.result, outcome.error or {}
-        if result is not None:
-            try:
-                if record is not None and waiter.named:
-                    result = self._stamp(result, record)
-                if is_shared:
-                    result = inbound.of_its_era(result)
-                return inbound.result(request.id, result), None
-            except OutcomeUnknown as unknown:
-                error = wire_error(unknown)
-            except (SessionsError, *NOT_JSON):
-                logger.exception("the result of %s cannot be sent", request.method)
-                error = error_body(INTERNAL_ERROR, "Internal error")
-        try:
-            return inbound.error(request.id, error), error.get("code")
-        except NOT_JSON:
-            logger.exception("the error of %s cannot be sent", request.method)
-            internal = error_body(INTERNAL_ERROR, "Internal error")
-            return inbound.error(request.id, internal), INTERNAL_ERROR
 
 
 def _finish(session_id: SessionId, key: RequestKey) -> Hashable:

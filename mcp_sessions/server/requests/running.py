@@ -323,8 +323,6 @@ class RunningRequest:
         # Idle time counts from the end of the last request (SES14). Admission moved the deadline
         # already; a store is written again only if that was a while ago.
         is_long = outcomes.clock() - self.started_at > outcomes.policy.idle_timeout / 100
-        if self._task is None:
-            shared.calls.handled(self)
         if self in shared.detached.runs:
             shared.detached.remove(self)
         if self._questions is not None:
@@ -343,12 +341,26 @@ class RunningRequest:
             )
         finally:
             # Until here the same request, sent again, could join: the store did not know better.
-            shared.calls.kept(self)
+            shared.calls.end(self, runs_on=self._task is not None)
         if self._questions is not None:
             # Questions and withdrawals are sent first: nothing follows the answer.
             await self._questions.sent(outcomes.policy.slow_timeout)
             self._questions = None  # It knows this request, which would wait for the collector.
-        await outcomes.send(self.waiters, outcome, self.record)
+        is_shared = self.waiters[0] is not self.waiters[-1]
+        finish = self._for_sender if is_shared or self.record is not None else None
+        for waiter in self.waiters:
+            try:
+                await waiter.answer(outcome, finish=finish)
+            except StoreUnavailable as failed:
+                # It was answered; what the store keeps of its stream is looked after there. The
+                # other senders get the answer all the same (KEY5).
+                logger.error("the end of a response stream was not stored: %s", failed)
+
+    def _for_sender(self, waiter: Call, result: dict[str, Any]) -> dict[str, Any]:
+        if self.record is not None and waiter.named:
+            result = self._shared.outcomes.stamp(result, self.record)
+        # The request was made for another sender, or is answered for one.
+        return waiter.inbound.of_its_era(result) if len(self.waiters) > 1 else result
 
     # --- as a task -----------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from mcp_sessions.errors import LimitReached, SessionNotFound, WireError
 from mcp_sessions.ids import Position, SessionId, position_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import mint_connection_id
+from mcp_sessions.server.calls.table import Call, Outcome
 from mcp_sessions.server.connection.binding import ReadEvents
 from mcp_sessions.server.connection.connection import ClientConnection, HttpFacts, Inbound
 from mcp_sessions.server.dispatch.modern_limits import check_modern
@@ -250,8 +251,7 @@ class ModernHttp:
                 stream.cut()
                 await served.attachments.remove(connection)
             return
-        message = inbound.error(request.id, error)
-        await inbound.answer(message, code=error["code"], retry_after=retry_after)
+        await Call(request, inbound).answer(Outcome(None, error), retry_after=retry_after)
         await channel.respond(call)
 
     async def _open(

@@ -149,16 +149,14 @@ class Idempotency:
         return is_ours and self._runner.runs.never_began(admitted.run)
 
     async def _answer_kept(self, call: Call, admitted: Admitted) -> None:
-        inbound, request_id = call.inbound, call.request.id
         kept = decode_kept(admitted.outcome or b"")
         if "error" in kept:
-            error = kept["error"]
-            await inbound.answer(inbound.error(request_id, error), code=error["code"])
+            await call.answer(Outcome(None, kept["error"]))
             return
         result = kept["result"]
         if call.named:
             result = self._sealed.stamp(result, admitted.record)
-        await inbound.complete(request_id, inbound.of_its_era(result))
+        await call.answer(Outcome(call.inbound.of_its_era(result), None))
 
     async def admit(self, call: Call, session_id: SessionId, key: RequestKey) -> Admitted:
         admit, scope = self.association.admit, call.key_scope
