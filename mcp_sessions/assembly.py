@@ -63,7 +63,7 @@ from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions_transports.http.io import Arrivals
+from mcp_sessions_transports.http.endpoint import Arrivals
 from mcp_sessions_transports.http.replica_hints import ClusterStreams
 
 DRAIN_DELAY = 3.0

@@ -47,9 +47,19 @@ You may give an option with * several times."""
 """Notes on how options are written."""
 
 
+class Unlisted(str):
+    """What an option does that the help leaves out: few need it."""
+
+    __slots__ = ()
+
+
 class _Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if not isinstance(action.help, Unlisted):
+            super().add_argument(action)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,8 @@ class Options:
         option: str,
         what: str,
         kind: Callable[[str], object] | None = None,
+        *,
+        is_listed: bool = True,
         **settings: Any,
     ) -> None:
         """Add an option.
@@ -71,13 +83,14 @@ class Options:
             option: As the help shows it: ``--port PORT``. Without a value it is a flag.
             what: Its line in the help.
             kind: Reads the value. None: it is text.
+            is_listed: The help has it. The documentation has each option.
         """
         name, _, value = option.partition(" ")
         if value:
             settings |= {"metavar": value, "type": kind}
         else:
             settings["action"] = "store_true"
-        self._add_argument(name, help=what, **settings)
+        self._add_argument(name, help=what if is_listed else Unlisted(what), **settings)
 
 
 class OneLineParser(argparse.ArgumentParser):

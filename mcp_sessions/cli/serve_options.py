@@ -22,6 +22,10 @@ from mcp_sessions.policy import (
     TaskPolicy,
 )
 
+_UNLISTED = """\
+More options, which few servers need, are in the documentation: see its pages
+Deployment, Limits, Tasks, Conversations, and Commands and URLs."""
+
 DEFAULT_STORE = "memory://"
 DEFAULT_PORT = 8000
 EXTERNAL_OPTIONS = (
@@ -208,7 +212,7 @@ Serve an MCP server whose sessions survive a cut connection. The server is one o
             "      --header 'Authorization: Bearer ${TOKEN}'",
             "mcp-sessions serve --config mcp.json --check",
         ),
-        notes=f"{types.LEGEND}\n\n{NOTES}",
+        notes=f"{types.LEGEND}\n\n{NOTES}\n\n{_UNLISTED}",
     )
     parser.add_argument("target", metavar="TARGET", nargs="?", help=argparse.SUPPRESS)
     # The process that keeps the workers sets it for each.
@@ -258,7 +262,7 @@ def _add_access(group: types.Options) -> None:
     )
     group.add("--forwarded-allow-ips IPS", "your proxies, as 10.0.0.0/8 (none)", types.proxies)
     group.add("--ssl-certfile FILE", "serve HTTPS with this certificate (HTTP)")
-    group.add("--ssl-keyfile FILE", "the key, if the certificate's file has none")
+    group.add("--ssl-keyfile FILE", "the key, if the certificate's file has none", is_listed=False)
 
 
 def _add_sessions(group: types.Options) -> None:
@@ -273,6 +277,7 @@ def _add_sessions(group: types.Options) -> None:
         "--forget-after TIME",
         f"sleeping time until a session ends ({types.shown(FORGET_AFTER)})",
         types.seconds,
+        is_listed=False,
     )
     group.add(
         "--max-sessions N", f"open sessions in the store ({limits.max_sessions})", types.count
@@ -285,7 +290,12 @@ def _add_sessions(group: types.Options) -> None:
         default=[],
     )
     group.add("--hide PATTERN", "hide names that match, until they are revealed *", action="append")
-    group.add("--readable-state", "let clients read their state, but not change it", default=None)
+    group.add(
+        "--readable-state",
+        "let clients read their state, but not change it",
+        default=None,
+        is_listed=False,
+    )
 
 
 def _add_conversations(group: types.Options) -> None:
@@ -296,7 +306,12 @@ def _add_conversations(group: types.Options) -> None:
         types.source("meta", "header", "env"),
         action="append",
     )
-    group.add("--platform-ids", "take a platform's Mcp-Session-Id as a name", default=None)
+    group.add(
+        "--platform-ids",
+        "take a platform's Mcp-Session-Id as a name",
+        default=None,
+        is_listed=False,
+    )
     group.add("--per-principal", "one session per user who names no conversation", default=None)
     group.add("--handle TOOL", "TOOL returns a handle for later calls *", action="append")
 
@@ -304,15 +319,24 @@ def _add_conversations(group: types.Options) -> None:
 def _add_limits(group: types.Options) -> None:
     limits = SessionPolicy()
     group.add(
-        "--max-message BYTES", f"largest message of a client ({limits.max_message})", types.count
+        "--max-message BYTES",
+        f"largest message of a client ({limits.max_message})",
+        types.count,
+        is_listed=False,
     )
     group.add("--tasks", "turn long calls into tasks of the protocol", default=None)
     group.add(
         "--task-after TIME",
         f"time until a call is a task ({types.shown(TaskPolicy().after)})",
         types.duration,
+        is_listed=False,
     )
-    group.add("--task-tools", "two plain tools, for clients that know no tasks", default=None)
+    group.add(
+        "--task-tools",
+        "two plain tools, for clients that know no tasks",
+        default=None,
+        is_listed=False,
+    )
     group.add(
         "--request-key WHERE",
         "header:NAME or meta:NAME is a request key *",
@@ -331,7 +355,10 @@ def _add_start_and_stop(group: types.Options) -> None:
         default=DEFAULT_GRACE,
     )
     group.add(
-        "--drain-delay TIME", "time with readyz 503 at a stop (0; replicas: 3s)", types.duration
+        "--drain-delay TIME",
+        "time with readyz 503 at a stop (0; replicas: 3s)",
+        types.duration,
+        is_listed=False,
     )
 
 
@@ -348,14 +375,30 @@ def _add_external(group: types.Options) -> None:
         choices=("session", "principal", "shared"),
     )
     group.add("--max-children N", "processes, or sessions at a URL (64; 1000)", types.count)
-    group.add("--max-children-per-principal N", "the same for one user (no limit)", types.count)
-    group.add("--lazy", "start no server before a client needs it", default=None)
-    group.add("--child-idle TIME", "idle time until a process is stopped (15m)", types.seconds)
-    group.add("--start-timeout TIME", "time for the answer to initialize (30s)", types.seconds)
+    group.add(
+        "--max-children-per-principal N",
+        "the same for one user (no limit)",
+        types.count,
+        is_listed=False,
+    )
+    group.add("--lazy", "start no server before a client needs it", default=None, is_listed=False)
+    group.add(
+        "--child-idle TIME",
+        "idle time until a process is stopped (15m)",
+        types.seconds,
+        is_listed=False,
+    )
+    group.add(
+        "--start-timeout TIME",
+        "time for the answer to initialize (30s)",
+        types.seconds,
+        is_listed=False,
+    )
     group.add(
         "--max-answer BYTES",
         f"largest message of the server ({SessionPolicy().max_answer})",
         types.count,
+        is_listed=False,
     )
 
 
@@ -369,7 +412,12 @@ def _add_environment(group: types.Options) -> None:
 
 
 def _add_command(group: types.Options) -> None:
-    group.add("--warm N", "processes started before they are needed (0)", types.count_or_none)
+    group.add(
+        "--warm N",
+        "processes started before they are needed (0)",
+        types.count_or_none,
+        is_listed=False,
+    )
     group.add("--cwd DIR", "directory of the command (this one)")
 
 

@@ -21,7 +21,7 @@ from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions_transports.duplex_transport import DuplexTransport
 from mcp_sessions_transports.http.channel import http_transport
-from mcp_sessions_transports.http.io import Arrivals
+from mcp_sessions_transports.http.endpoint import Arrivals
 
 logger = logging.getLogger(__name__)
 

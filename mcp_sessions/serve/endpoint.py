@@ -27,9 +27,14 @@ from mcp_sessions.server.upstream.sdk.http_application import (
 )
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
 from mcp_sessions_transports.credentials import CredentialWatch
-from mcp_sessions_transports.http.endpoint import Arriving, AtPath, MountedApp, StreamableHttp
+from mcp_sessions_transports.http.endpoint import (
+    Arrivals,
+    Arriving,
+    AtPath,
+    MountedApp,
+    StreamableHttp,
+)
 from mcp_sessions_transports.http.handshake import HandshakeHttp
-from mcp_sessions_transports.http.io import Arrivals
 from mcp_sessions_transports.http.modern import ModernHttp
 from mcp_sessions_transports.origin import (
     Guards,

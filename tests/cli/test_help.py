@@ -2,13 +2,17 @@
 
 import argparse
 import os
+import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mcp_sessions.cli import acp, bridge, config, conformance, keygen, keys, serve_options, sessions
 from mcp_sessions.cli.arguments import OneLineParser
+
+ROOT = Path(__file__).parents[2]
 
 MAKERS = {
     "serve": serve_options.make_parser,
@@ -64,6 +68,17 @@ def test_each_option_is_in_a_group_and_says_what_it_does(parser: OneLineParser) 
     assert general.title == "options"
     assert [each.dest for each in parser.shown_options() if each not in grouped] == []
     assert [each.dest for each in grouped if not each.help] == []
+
+
+def test_an_option_that_the_help_leaves_out_is_in_the_documentation() -> None:
+    """The help of ``serve`` has what most servers need."""
+    parser = serve_options.make_parser()
+    names = [each.option_strings[-1] for each in parser.shown_options()]
+    listed = [name for name in names if re.search(rf"^ +{name}\b", parser.format_help(), re.M)]
+    pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md"))
+
+    assert len(listed) <= 45
+    assert [name for name in names if name not in listed and name not in pages] == []
 
 
 @every_parser

@@ -91,16 +91,17 @@ class DuplexChannel(WatchedChannel):
     ) -> None:
         self._transport.channels.pop(self, None)
         self._transport.outbox.push(message)
-        self._on_closed = self._on_reopened = self._unwatched
-        if self._next is not None:
-            self.run_after_answer()
+        self.on_closed = self.on_reopened = self.unwatched
+        if self.follows is not None:
+            follows, self.follows = self.follows, None
+            follows()
         # With the answer: a client that reads both knows that what it asks next was not asked.
         if self._transport.is_leaving:
             self._transport.close_if_quiet()
 
     def closed(self) -> None:
         self.run_after_answer()
-        self._on_closed()
+        self.on_closed()
 
 
 class DuplexTransport:

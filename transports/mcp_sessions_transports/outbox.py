@@ -61,6 +61,7 @@ class Outbox:
         self._most = most
         self._buffer: deque[tuple[bytes, SessionId | None]] = deque()
         self._size = 0
+        self.full = False
         self._holds = 0
         self._finished = False
         self._wake = asyncio.Event()
@@ -82,10 +83,6 @@ class Outbox:
         """Asked, each in its turn, when the buffer is empty."""
 
     @property
-    def full(self) -> bool:
-        return self._size >= self._limit
-
-    @property
     def is_taken(self) -> bool:
         return not (self.closed or self._is_writing)
 
@@ -95,13 +92,14 @@ class Outbox:
         self._buffer.append((chunk, origin))
         before = self._size
         self._size = before + len(chunk)
+        self.full = self._size >= self._limit
         # One alone goes out however large it is.
         if before >= self._limit and self._most is not None and self._size > self._most:
             logger.warning("%d bytes wait for a client that reads nothing", self._size)
             self.exceeded = "max_unread_bytes", f"{self._most - self._limit} bytes"
             self.cut_slow()
             return
-        if self._slow is None and self._size >= self._limit:
+        if self._slow is None and self.full:
             self._slow = self._loop.call_later(self._slow_timeout, self._cut_late)
         self._wake.set()
 
@@ -169,11 +167,12 @@ class Outbox:
 
     def _made_room(self) -> None:
         """Note that the buffer shrank: the peer's time starts anew."""
+        self.full = self._size >= self._limit
         self._taken.set()
         if self._slow is not None:
             self._slow.cancel()
             self._slow = None
-        if self._size >= self._limit and not self.closed:
+        if self.full and not self.closed:
             self._slow = self._loop.call_later(self._slow_timeout, self._cut_late)
 
     def _cut_late(self) -> None:

@@ -54,17 +54,14 @@ class RequestChannel(Protocol):
         """
         ...
 
-    def watch(
-        self, on_closed: Callable[[], None] = ..., on_reopened: Callable[[], None] = ...
-    ) -> None:
-        """Set the callbacks. They replace earlier ones.
+    on_closed: Callable[[], None]
+    """Called when the channel closes before it was answered."""
 
-        Args:
-            on_closed: Called when the channel closes before it was answered.
-            on_reopened: Called when a client came back for a closed channel that was not
-                answered yet.
-        """
-        ...
+    on_reopened: Callable[[], None]
+    """Called when a client came back for a closed channel that was not answered yet."""
+
+    follows: Callable[[], None] | None
+    """Called once when the answer was handed to the network, or never can be."""
 
     close_stream: Callable[[], Awaitable[None]] | None
     """Closes the response stream so that the client comes back with ``Last-Event-ID``;
@@ -95,12 +92,6 @@ class RequestChannel(Protocol):
             away: The store's failure, for which the request cannot be served (HTP5). If no response
                 has begun, the response says so. None: it was served.
             retry_after: Seconds after which a request that a limit refused may be served.
-        """
-        ...
-
-    def after_answer(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when the answer was handed to the network, or never can be; in place
-        of an earlier one.
         """
         ...
 

@@ -56,27 +56,16 @@ class WatchedChannel:
     is_admitted: bool = False
     is_answerable: bool = False
 
-    _next: Callable[[], None] | None = None
-    """Follows the answer."""
+    follows: Callable[[], None] | None = None
+    """Called once after the answer, also if there was none."""
 
-    _unwatched: Callable[[], None] = staticmethod(_do_nothing)
-    _on_closed = _on_reopened = _unwatched
+    unwatched: Callable[[], None] = staticmethod(_do_nothing)
+    on_closed = on_reopened = unwatched
     """Know their request, and so each other's: a channel that is never open again forgets them, or
     both wait for the collector."""
 
-    def watch(
-        self,
-        on_closed: Callable[[], None] = _do_nothing,
-        on_reopened: Callable[[], None] = _do_nothing,
-    ) -> None:
-        self._on_closed, self._on_reopened = on_closed, on_reopened
-
-    def after_answer(self, callback: Callable[[], None]) -> None:
-        self._next = callback
-
     def run_after_answer(self) -> None:
-        """Run what follows the answer, once, also if there was no answer."""
-        follows, self._next = self._next, None
+        follows, self.follows = self.follows, None
         if follows is not None:
             follows()
 

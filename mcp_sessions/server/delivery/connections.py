@@ -62,9 +62,10 @@ class ConnectionRegistry:
         return self.stored(record)
 
     def stored(self, record: SessionRecord) -> StoredConnection:
-        known = self.local(ConnectionId(record.session_id))
+        connection_id = ConnectionId(record.session_id)
+        known = self._connections.get(connection_id)
         if isinstance(known, StoredConnection):
-            self.in_use(known)
+            self._in_use_at[connection_id] = self._clock()
             return known
         connection = self.new_connection(record, record.client.peer or Peer(DEFAULT_VERSION))
         self.add(connection)

@@ -139,7 +139,7 @@ class SessionMethods(Stage):
         release = connection.transport.hold() if connection is not None else None
         if release is not None:
             # "The result is written before the first replayed event."
-            inbound.channel.after_answer(release)
+            inbound.channel.follows = release
         attached = await self._attachments.attach(
             session_id,
             connection,

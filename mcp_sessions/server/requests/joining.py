@@ -76,7 +76,7 @@ class RemoteChannel(WatchedChannel):
         if self.is_open == is_open:
             return
         self.is_open = is_open
-        changed = self._on_reopened if is_open else self._on_closed
+        changed = self.on_reopened if is_open else self.on_closed
         changed()
 
 
@@ -205,7 +205,8 @@ class Joining:
     async def _until_finished(self, join: _Join) -> None:
         waiter, channel = join.waiter, join.waiter.inbound.channel
         listens = partial(self._relay.listens, join.name)
-        channel.watch(partial(listens, is_open=False), partial(listens, is_open=True))
+        channel.on_closed = partial(listens, is_open=False)
+        channel.on_reopened = partial(listens, is_open=True)
         try:
             while not await self._step(join):
                 continue
@@ -213,7 +214,7 @@ class Joining:
             join.stops()
             join.waits(None)
             waiter.begins(None)
-            channel.watch()
+            channel.on_closed = channel.on_reopened = WatchedChannel.unwatched
 
     async def _asked(self, join: _Join) -> bool:
         request, bus = _asking(join), self._relay.bus

@@ -131,7 +131,7 @@ class RunningRequest:
         shared, (waiter,) = self._shared, self.waiters
         shared.calls.begins(self)
         channel = waiter.inbound.channel
-        channel.watch(lambda: self._closed(waiter), self._reopened)
+        channel.on_closed, channel.on_reopened = lambda: self._closed(waiter), self._reopened
         if shared.loop is None:
             shared.loop = asyncio.get_running_loop()
         if self._call.task_after is not None:
@@ -625,7 +625,8 @@ class RunningRequest:
         answer.
         """
         waiter.begins(self)
-        waiter.inbound.channel.watch(lambda: self._closed(waiter), self._reopened)
+        channel = waiter.inbound.channel
+        channel.on_closed, channel.on_reopened = lambda: self._closed(waiter), self._reopened
         self._shared.detached.remove(self)
         self.waiters.append(waiter)
         self.listener = waiter

@@ -179,12 +179,13 @@ class Busy(Running):
     def __init__(self, call: Call) -> None:
         super().__init__()
         self.waiters = [call]
-        self.session_id, self.key = SessionId("s"), RequestKey("k")
+        self.session_id = self.keyed_in = SessionId("s")
+        self.key = RequestKey("k")
         self.sessions = [self.session_id, SessionId("transport")]
 
 
-def test_what_runs_holds_its_sessions_until_it_is_handled_and_its_key_until_it_is_kept() -> None:
-    """SES14, KEY5."""
+def test_what_runs_holds_its_sessions_and_its_key_until_it_ends() -> None:
+    """SES14, KEY5. A call that became a task is answered, and still runs in its sessions."""
     calls = Calls[Busy](9)
     first, second = Busy(opened(calls, 1)), Busy(opened(calls, 2))
     for run in (first, second):
@@ -192,12 +193,15 @@ def test_what_runs_holds_its_sessions_until_it_is_handled_and_its_key_until_it_i
     assert [*calls.running] == [first, second] and {*calls.held} == {"s", "transport"}
     assert first.waiters[0].work is first
 
-    calls.handled(first)
+    calls.end(first)
     assert [*calls.held[first.session_id]] == [*calls.running] == [second]
-    calls.handled(second)
-    assert not calls.held and not calls.running and calls.has(HERE, 2)
     assert calls.by_key(second.session_id, second.key) is second
+    assert not calls.has(HERE, 1) and calls.has(HERE, 2)
 
-    calls.kept(second)
+    calls.end(second, runs_on=True)
     assert calls.by_key(second.session_id, second.key) is None
     assert not calls.has(HERE, 2) and not second.waiters[0].is_open
+    assert [*calls.running] == [second] and {*calls.held} == {"s", "transport"}
+
+    calls.handled(second)
+    assert not calls.held and not calls.running

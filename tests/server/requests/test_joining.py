@@ -37,15 +37,15 @@ class OtherReplicas:
         self.says: asyncio.Queue[Any] = asyncio.Queue()
         self.says_meanwhile: list[Any] = []
         self.closed: list[Call] = []
-        channel = SimpleNamespace(emit=self._emit, watch=self._nothing, encode=encode)
+        channel = SimpleNamespace(emit=self._emit, encode=encode, answer=self._answered)
         inbound = SimpleNamespace(
             channel=channel,
             connection=None,
             peer=Peer("2025-11-25"),
             transport="http",
             asked=None,
+            audit=None,
         )
-        inbound.error, inbound.answer = self._error, self._answered
         sender: Any = inbound
         waiter = Call(Message(1, "tools/call", None, None), sender)
         begin: Any = self._begin
@@ -68,11 +68,9 @@ class OtherReplicas:
     async def _begin(self, *_: Any) -> None:
         self.received.append("begun here")
 
-    def _error(self, _: int, error: dict[str, Any]) -> bytes:
-        return str(error["code"]).encode()
-
-    async def _answered(self, message: bytes, **_: Any) -> None:
-        self.received.append(message.decode())
+    async def _answered(self, message: bytes, *, code: int, **_: Any) -> None:
+        assert decode(message)["error"]["code"] == code
+        self.received.append(str(code))
 
     async def _try_send(self, *_: Any, **to: str) -> None: ...
 

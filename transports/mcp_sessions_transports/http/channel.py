@@ -262,7 +262,7 @@ class PostChannel(WatchedChannel):
         is_sent = self._is_whole and self._feed is not None and self._feed.last == final
         # Only the request's messages stay. Their readers have channels of their own, and this one
         # retires nothing any more.
-        self.watch()
+        self.on_closed = self.on_reopened = self.unwatched
         self.close_stream = self._stream = self._feed = self._opening = self._log = None
         what = Finished(self._request_id, final, self._size, is_sent)
         await streams.finished(log.name, what)
@@ -328,7 +328,7 @@ class PostChannel(WatchedChannel):
             except BaseException:
                 # Nobody will ever read it: what runs for it is without a listener from now on.
                 self._is_read = False
-                self._on_closed()
+                self.on_closed()
                 raise
             if self._away is not None:
                 self._is_read = False
@@ -336,7 +336,7 @@ class PostChannel(WatchedChannel):
             session_id = self._streams.session_id if self._streams is not None else opened
             if self._json is not None:
                 self._is_read = False
-                self._on_closed = self._on_reopened = self._unwatched
+                self.on_closed = self.on_reopened = self.unwatched
                 self.close_stream = None
                 await send_json(call.send, self._json, session_id=session_id)
                 return
@@ -344,7 +344,7 @@ class PostChannel(WatchedChannel):
                 raise AssertionError("a response is either JSON or a stream")
             await self._serve(stream, session_id, call)
         finally:
-            if self._next is not None:
+            if self.follows is not None:
                 self.run_after_answer()
 
     async def _until_decided(self) -> SseStream | None:
@@ -354,9 +354,10 @@ class PostChannel(WatchedChannel):
                 await self._turn
             finally:
                 timer.cancel()
-            # Neither answered nor streaming: the deadline it was. Or its stream is opening
-            # just now, for a message that came right before the deadline.
-            await self._commit()
+            if self._json is None and self._away is None:
+                # Neither answered nor streaming: the deadline it was. Or its stream is opening
+                # just now, for a message that came right before the deadline.
+                await self._commit()
         return self._stream
 
     async def resume(self, position: str, call: HttpCall) -> None:
@@ -369,7 +370,7 @@ class PostChannel(WatchedChannel):
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
         self._is_read = True
-        self._on_reopened()
+        self.on_reopened()
         await self._serve(stream, streams.session_id, call)
 
     def read_at_replica(self, process: str) -> None:
@@ -377,13 +378,13 @@ class PostChannel(WatchedChannel):
         self.readers.add(process)
         if self._stream is not None:
             self._stream.cut()
-        self._on_reopened()
+        self.on_reopened()
 
     async def left_at_replica(self, process: str) -> None:
         self.readers.discard(process)
         if self.is_open:
             return
-        self._on_closed()
+        self.on_closed()
         await self._retire()
 
     async def _serve(self, stream: SseStream, session_id: SessionId | None, call: HttpCall) -> None:
@@ -397,7 +398,7 @@ class PostChannel(WatchedChannel):
             if self._stream is stream:
                 self._is_read = False
                 if not self.is_open:
-                    self._on_closed()
+                    self.on_closed()
                     await self._retire()
 
     async def _commit(self) -> None:

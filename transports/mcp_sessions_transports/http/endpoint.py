@@ -34,7 +34,6 @@ from mcp_sessions_transports.credentials import (
 from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.io import (
     Arrival,
-    Arrivals,
     Headers,
     HttpCall,
     ServerDraining,
@@ -62,6 +61,64 @@ _CHALLENGE = (b"www-authenticate", b'Bearer error="invalid_token"')
 
 RETRY_AFTER_STORE = 1.0
 """Seconds after which a client should ask again when the store was away."""
+
+
+class Arrivals:
+    """Requests on their way in: an HTTP POST from the first that is known of it until it runs or
+    was answered. A request that arrived before a layer begins to stop is served, if it is soon
+    authenticated, read and looked up. It is refused if its body does not come: the server of an
+    application would wait for it.
+    """
+
+    def __init__(self) -> None:
+        self.on_first: Callable[[], None] | None = None
+        """Called once, when the first request comes."""
+
+        self.inside: dict[Arrival, None] = {}
+        """Those on their way."""
+
+        self._on_none: Callable[[], None] | None = None
+
+    def enter(self) -> Arrival | None:
+        """Note an arriving request. None: it arrives too late."""
+        if self.on_first is not None:
+            on_first, self.on_first = self.on_first, None
+            on_first()
+        if self._on_none is not None:
+            return None
+        arrival = Arrival(asyncio.current_task())
+        self.inside[arrival] = None
+        return arrival
+
+    def arrived(self, arrival: Arrival) -> None:
+        """Note that a request runs, or was answered. To repeat it changes nothing."""
+        self.inside.pop(arrival, None)
+        if not self.inside:
+            # The table of one that had many entries stays large.
+            self.inside = {}
+        if self._on_none is not None:
+            self._notify()
+
+    def close(self, on_none: Callable[[], None]) -> None:
+        """Accept no more arrivals.
+
+        Args:
+            on_none: Called when nothing is on its way any more, now or later; in place of an
+                earlier one.
+        """
+        self._on_none = on_none
+        self._notify()
+
+    def give_up(self) -> None:
+        """Refuse those whose body is not there."""
+        for arrival in self.inside:
+            if arrival.task is not None and not (arrival.is_read or arrival.is_given_up):
+                arrival.is_given_up = True
+                arrival.task.cancel()
+
+    def _notify(self) -> None:
+        if self._on_none is not None and not self.inside:
+            self._on_none()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -99,7 +99,7 @@ class ModernChannel(WatchedChannel):
             if self._answer is not None:
                 status, body = self._answer
                 self.is_open = False
-                self._on_closed = self._on_reopened = self._unwatched
+                self.on_closed = self.on_reopened = self.unwatched
                 if self._away is not None:
                     raise self._away
                 headers = retry_header(self._retry_after)
@@ -117,7 +117,7 @@ class ModernChannel(WatchedChannel):
         finally:
             if self.is_open:
                 self._close()
-            if self._next is not None:
+            if self.follows is not None:
                 self.run_after_answer()
 
     async def _wait(self, receive: Receive) -> None:
@@ -162,8 +162,8 @@ class ModernChannel(WatchedChannel):
         if self._stream is not None:
             self._stream.cut()
         self.is_open = False
-        self._on_closed()
-        self._on_closed = self._on_reopened = self._unwatched
+        self.on_closed()
+        self.on_closed = self.on_reopened = self.unwatched
 
 
 async def _gone(receive: Receive) -> None:
