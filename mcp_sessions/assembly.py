@@ -42,7 +42,6 @@ from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.dispatch.path import Features, Stages
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
-from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.dispatch.stages.association import Association
 from mcp_sessions.server.dispatch.stages.audited import Audited
 from mcp_sessions.server.dispatch.stages.conversation_stage import ConversationStage
@@ -51,6 +50,7 @@ from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
 from mcp_sessions.server.dispatch.stages.host_keys import HostKeys, KeyOutside
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
+from mcp_sessions.server.dispatch.stages.session_methods import SessionMethods
 from mcp_sessions.server.dispatch.stages.task_tools import TaskTools
 from mcp_sessions.server.dispatch.stages.tasks import TaskCalls, TaskMethods
 from mcp_sessions.server.reporting.audit import Audit

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.server.calls.table import Acceptance, Stage
-from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.dispatch.stages.association import Association
 from mcp_sessions.server.dispatch.stages.audited import Audited
 from mcp_sessions.server.dispatch.stages.conversation_stage import ConversationStage
@@ -21,6 +20,7 @@ from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
 from mcp_sessions.server.dispatch.stages.host_keys import HostKeys, KeyOutside
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency, KeyLock, KnownKey
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
+from mcp_sessions.server.dispatch.stages.session_methods import SessionMethods
 from mcp_sessions.server.dispatch.stages.task_tools import TaskTools
 from mcp_sessions.server.dispatch.stages.tasks import TaskCalls, TaskMethods
 from mcp_sessions.server.requests.joining import BeginAnew
