@@ -25,7 +25,7 @@ from mcp_sessions import method_names
 from mcp_sessions.core.conversation_keys import ConversationKey
 from mcp_sessions.core.ends import SessionEnd
 from mcp_sessions.core.message import Message
-from mcp_sessions.errors import REQUEST_CANCELLED
+from mcp_sessions.errors import REQUEST_CANCELLED, NotBegun, StoreUnavailable
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import SessionSecurity
@@ -215,7 +215,9 @@ class AuditEntry:
 
     def failed(self, failure: BaseException) -> None:
         """Note that the request gets no answer, or none from this process."""
-        self._error = {"error.type": type(failure).__name__}
+        # When the store failed is nothing that an operator counts.
+        kind = StoreUnavailable if isinstance(failure, NotBegun) else type(failure)
+        self._error = {"error.type": kind.__name__}
         # After a cancellation the client has left.
         self.write(is_awaited=isinstance(failure, Exception))
 
