@@ -30,6 +30,7 @@ from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.server.connection.binding import ReadEvents
 from mcp_sessions.server.connection.connection import (
     WatchedChannel,
+    unwatched,
 )
 from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.stores.records import Attached, SessionRecord
@@ -61,6 +62,7 @@ class DuplexListen:
 
 
 class DuplexChannel(WatchedChannel):
+    follows: Callable[[], None] | None = None
     close_stream: Callable[[], Awaitable[None]] | None = None
 
     def __init__(self, transport: DuplexTransport, kind: str, *, lasts: bool = False) -> None:
@@ -91,7 +93,7 @@ class DuplexChannel(WatchedChannel):
     ) -> None:
         self._transport.channels.pop(self, None)
         self._transport.outbox.push(message)
-        self.on_closed = self.on_reopened = self.unwatched
+        self.on_closed = self.on_reopened = unwatched
         if self.follows is not None:
             follows, self.follows = self.follows, None
             follows()

@@ -115,6 +115,65 @@ class Stage:
 
 
 @dataclass(slots=True, eq=False, repr=False)
+class Keyed:
+    """What the stages of request keys found."""
+
+    of_host: RequestKey | None = None
+    """The key that its host sent. None: it sent none, or the request has one of its own."""
+
+    lock: asyncio.Lock | None = None
+    """The lock of its key, held until it runs or is refused."""
+
+    scope: KeyScope | None = None
+    """Where its key is recorded. None: in its protocol-mode session."""
+
+    instead_of: str = ""
+    """A run of its key that never began; see :class:`~mcp_sessions.core.request_keys.KeyUse`."""
+
+    known_in: SessionId | None = None
+    """The session of that run."""
+
+    was_seen: bool = False
+    """Its key was, so that its handler does not run for it."""
+
+    def release(self) -> None:
+        lock, self.lock = self.lock, None
+        if lock is not None:
+            lock.release()
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Tasking:
+    """What the stage of tasks decided."""
+
+    tasks: Any
+    """The ``Tasks`` of the server."""
+
+    after: float | None = None
+    """Seconds after which it becomes a task. None: it does not, or is one from its beginning."""
+
+    ids: Sequence[SessionId] | None = None
+    """The tasks that are reported on it. None: it is no listen to tasks."""
+
+    is_told: bool = False
+    """Its client knows no tasks: it gets a text about the task."""
+
+    running: Any = None
+    """The ``RunningTask`` that it is from its beginning."""
+
+    def discard(self) -> None:
+        """Forget that task: the call does not run."""
+        if self.running is not None:
+            self.tasks.discard(self.running)
+
+
+class OfConversation(NamedTuple):
+    record: SessionRecord
+    started: str | None = None
+    """The handle of the session, if the request started it."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class Call:
     """One sending of a request: where its answer goes, and what the stages of its path found.
 
@@ -142,26 +201,11 @@ class Call:
     earlier: Call | None = field(init=False, default=None)
     """The one with its id that a cancellation ends as well."""
 
-    lock: asyncio.Lock | None = field(init=False, default=None)
-    """The lock of its request key, held until it runs or is refused."""
-
     key: RequestKey | None = field(init=False, default=None)
     """The request key that is recorded with its admission."""
 
-    key_of_host: RequestKey | None = field(init=False, default=None)
-    """The key that its host sent. None: it sent none, or the request has one of its own."""
-
-    key_scope: KeyScope | None = field(init=False, default=None)
-    """Where its key is recorded. None: in its protocol-mode session."""
-
-    instead_of: str = field(init=False, default="")
-    """A run of its key that never began; see :class:`~mcp_sessions.core.request_keys.KeyUse`."""
-
-    known_in: SessionId | None = field(init=False, default=None)
-    """The session of that run."""
-
-    was_seen: bool = field(init=False, default=False)
-    """Its key was, so that its handler does not run for it."""
+    keyed: Keyed | None = field(init=False, default=None)
+    """What the stages of request keys found. None: it has no key."""
 
     admitted: Admitted | None = field(init=False, default=None)
     """How it was admitted to its protocol-mode session."""
@@ -169,11 +213,8 @@ class Call:
     record: SessionRecord | None = field(init=False, default=None)
     """Its protocol-mode session."""
 
-    conversation_record: SessionRecord | None = field(init=False, default=None)
+    conversation: OfConversation | None = field(init=False, default=None)
     """The session of its conversation."""
-
-    started: str | None = field(init=False, default=None)
-    """The handle of that session, if the call started it."""
 
     is_gated: bool = field(init=False, default=False)
     """It calls a tool that is served in a session only. If the tool is hidden from it, it is
@@ -188,20 +229,8 @@ class Call:
     instead: Mapping[str, str] = field(init=False, default_factory=dict[str, str])
     """The replacement of a hidden name in the request → the name."""
 
-    tasks: Any = field(init=False, default=None)
-    """The ``Tasks`` that its client knows. None: they are off, or its client knows none."""
-
-    task_after: float | None = field(init=False, default=None)
-    """Seconds after which it becomes a task. None: it does not, or is one from its beginning."""
-
-    task_ids: Sequence[SessionId] | None = field(init=False, default=None)
-    """The tasks that are reported on it. None: it is no listen to tasks."""
-
-    is_told_of_task: bool = field(init=False, default=False)
-    """Its client knows no tasks: it gets a text about the task."""
-
-    as_task: Any = field(init=False, default=None)
-    """The ``RunningTask`` that it is from its beginning."""
+    tasking: Tasking | None = field(init=False, default=None)
+    """What the stage of tasks decided. None: it becomes no task, and is told of none."""
 
     stages: Sequence[Stage] = field(init=False, default=())
     """The stages that see its outcome, in the order of its path."""

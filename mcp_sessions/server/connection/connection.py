@@ -42,7 +42,8 @@ Unless = Callable[[], Awaitable[bool]]
 """Whether a message is not for its client. May raise ``StoreUnavailable``: it is asked again."""
 
 
-def _do_nothing() -> None: ...
+def unwatched() -> None:
+    """Used where nobody waits for a channel to close."""
 
 
 class WatchedChannel:
@@ -59,8 +60,8 @@ class WatchedChannel:
     follows: Callable[[], None] | None = None
     """Called once after the answer, also if there was none."""
 
-    unwatched: Callable[[], None] = staticmethod(_do_nothing)
-    on_closed = on_reopened = unwatched
+    on_closed: Callable[[], None] = staticmethod(unwatched)
+    on_reopened: Callable[[], None] = staticmethod(unwatched)
     """Know their request, and so each other's: a channel that is never open again forgets them, or
     both wait for the collector."""
 

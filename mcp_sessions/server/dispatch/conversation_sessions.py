@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions import method_names
@@ -29,6 +28,7 @@ from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import SessionSecurity, is_minted, mint_handle
+from mcp_sessions.server.calls.table import OfConversation
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
@@ -43,13 +43,6 @@ _OF_NONE = frozenset({method_names.PING, method_names.DISCOVER, method_names.LIS
 
 class UnknownHandle(Exception):
     """The handle of a call is invalid, or its session has ended or belongs to another principal."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationSession:
-    record: SessionRecord
-    started: str | None = None
-    """The handle of a session that this request started."""
 
 
 class ConversationSessions:
@@ -77,7 +70,7 @@ class ConversationSessions:
             return None
         return argument
 
-    async def session_of(self, request: Message, inbound: Inbound) -> ConversationSession | None:
+    async def session_of(self, request: Message, inbound: Inbound) -> OfConversation | None:
         """The session of a request's conversation, its idle time begun anew; None: it is of none,
         or there are too many sessions for one more.
 
@@ -101,9 +94,9 @@ class ConversationSessions:
             if given is not None or carried is not None:
                 try:
                     if given is not None:
-                        return ConversationSession(await self._of_handle(given, inbound))
+                        return OfConversation(await self._of_handle(given, inbound))
                     # A further round of the call that started it, whose answer has to say so.
-                    return ConversationSession(await self._of_handle(carried, inbound), carried)
+                    return OfConversation(await self._of_handle(carried, inbound), carried)
                 except UnknownHandle:
                     if not is_hidden:
                         raise
@@ -115,7 +108,7 @@ class ConversationSessions:
         if key is None:
             return None
         record = await self._found_or_made(key, inbound)
-        return ConversationSession(record, handle) if record is not None else None
+        return OfConversation(record, handle) if record is not None else None
 
     async def _of_handle(self, given: object, inbound: Inbound) -> SessionRecord:
         # Nothing is made here: what the server did not make is nobody's handle.

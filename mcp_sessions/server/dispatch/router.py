@@ -27,7 +27,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.server.calls.shares import share_of
-from mcp_sessions.server.calls.table import ANSWERED, Call, Outcome, Stage, abort
+from mcp_sessions.server.calls.table import ANSWERED, Call, Keyed, Outcome, Stage, abort
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.cluster.replica_messages import CancelKeyed, CancelRequest
 from mcp_sessions.server.connection.connection import ClientConnection, Inbound
@@ -181,12 +181,11 @@ class Router:
                             await call.answer(outcome)
                         break
             finally:
-                lock, call.lock = call.lock, None
-                if lock is not None:
-                    lock.release()
+                if call.keyed is not None:
+                    call.keyed.release()
                 if call.work is None:
-                    if call.as_task is not None:
-                        call.tasks.discard(call.as_task)
+                    if call.tasking is not None:
+                        call.tasking.discard()
                     if call.is_open and not is_again:
                         self._runner.calls.close(call)
                 elif call.error is not None:
@@ -279,8 +278,9 @@ class Router:
         if calls.draining and not calls.is_served_still(call.inbound):
             await call.answer(Outcome(None, wire_error(OutcomeUnknown())))
             return
-        call.known_in, call.instead_of = known_in, instead_of
-        stages = self.path.keyed if call.key_of_host is None else self.path.of_hosts
+        keyed = call.keyed = call.keyed or Keyed()
+        keyed.known_in, keyed.instead_of = known_in, instead_of
+        stages = self.path.keyed if keyed.of_host is None else self.path.of_hosts
         await self._through(stages[1:], call, is_again=True)
 
     async def _cancel(self, notification: Message, inbound: Inbound) -> None:

@@ -156,8 +156,10 @@ class Found(Protocol):
     def record(self) -> SessionRecord | None: ...
 
     @property
-    def was_seen(self) -> bool:
-        """Whether its request key was known, so that its handler did not run for it."""
+    def keyed(self) -> Any:
+        """``was_seen``: its request key was known, so that its handler did not run for it. None: it
+        has no key.
+        """
         ...
 
 
@@ -247,7 +249,7 @@ class AuditEntry:
             self.serve_in(found.handle.digest, found.handle.source, found.inbound.conversation)
         elif found.record is not None:
             self.serve_in(digest(found.record.session_id), "session")
-        if found.was_seen:
+        if found.keyed is not None and found.keyed.was_seen:
             self._members["mcp_sessions.request_key.seen"] = True
 
     def _what(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from mcp_sessions.server.cluster.relay import (
 )
 from mcp_sessions.server.cluster.replica import ClusterBus
 from mcp_sessions.server.cluster.replica_messages import CancelKeyed, JoinRun
-from mcp_sessions.server.connection.connection import Inbound, WatchedChannel
+from mcp_sessions.server.connection.connection import Inbound, WatchedChannel, unwatched
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.stores.records import Admitted, Peer
@@ -52,6 +52,7 @@ class RemoteChannel(WatchedChannel):
         self.kind, self.is_answerable = kind, is_answerable
         self.is_open = True
         self.answered = asyncio.Event()
+        self.on_closed = self.on_reopened = unwatched
         self._asker = asker
 
     async def emit(self, message: bytes, key: str | None = None) -> None:
@@ -214,7 +215,7 @@ class Joining:
             join.stops()
             join.waits(None)
             waiter.begins(None)
-            channel.on_closed = channel.on_reopened = WatchedChannel.unwatched
+            channel.on_closed = channel.on_reopened = unwatched
 
     async def _asked(self, join: _Join) -> bool:
         request, bus = _asking(join), self._relay.bus

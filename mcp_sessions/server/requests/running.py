@@ -69,17 +69,18 @@ class RunningRequest:
         self._standalone = standalone
         self.done = False
         self.task: asyncio.Task[None] | None = None
-        request, record, conversation = call.request, call.record, call.conversation_record
+        request, record, conversation = call.request, call.record, call.conversation
         self.request, self.key, self.record = request, call.key, record
         self.handle: SessionHandle | None = call.handle
         self.request_id: RequestId | None = None if request.is_notification else request.id
         self.session_id = record.session_id if record is not None else None
         """The protocol-mode session it belongs to."""
 
-        self.conversation_session = conversation.session_id if conversation is not None else None
+        in_conversation = conversation.record.session_id if conversation is not None else None
+        self.conversation_session = in_conversation
         """The session of its conversation, of which its client knows nothing."""
 
-        scope = call.key_scope
+        scope = call.keyed.scope if call.keyed is not None else None
         self.keyed_in = scope.session_id if scope is not None else self.session_id
         """The session in which its key is recorded."""
 
@@ -134,8 +135,8 @@ class RunningRequest:
         channel.on_closed, channel.on_reopened = lambda: self._closed(waiter), self._reopened
         if shared.loop is None:
             shared.loop = asyncio.get_running_loop()
-        if self._call.task_after is not None:
-            self._may_become_task(self._call.tasks)
+        if self._call.tasking is not None and self._call.tasking.after is not None:
+            self._may_become_task(self._call.tasking.tasks)
         work = self._run(peer, close_peer)
         # If Python can, the first step is done at once: a handler that never waits then costs no
         # turn of the event loop. One that is aborted next never begins.
@@ -211,19 +212,19 @@ class RunningRequest:
         CURRENT.set(self.handle)
         announced = Announced()
         ANNOUNCED.set(announced)
-        request = self.request
+        request, tasking = self.request, self._call.tasking
         result: dict[str, Any] | None = None
         error: dict[str, Any] | None = None
         away: StoreUnavailable | None = None
         try:
             if self.done:
                 # Cancelled before it began.
-                if self._call.as_task is not None:
-                    self._call.tasks.discard(self._call.as_task)
+                if tasking is not None:
+                    tasking.discard()
                 return
-            if self._call.as_task is not None:
+            if tasking is not None and tasking.running is not None:
                 # If this is cancelled now, its client still gets the answer.
-                becoming = self._becomes(self._call.as_task, self._call.tasks)
+                becoming = self._becomes(tasking.running, tasking.tasks)
                 await asyncio.shield(self._shared.background.run(IN_BACKGROUND, becoming))
             # A handler does not get the credential by which its client names the session.
             method, params = request.method, request.forwarded
@@ -243,8 +244,8 @@ class RunningRequest:
                 if self._task is not None and answered.get("resultType") == INPUT_REQUIRED:
                     params = await self._task.next_round(answered, request.forwarded)
                     continue
-                if self._call.tasks is not None and answered.get("resultType") == TASK:
-                    answered = await self._task_of_server(peer, answered, self._call.tasks)
+                if tasking is not None and answered.get("resultType") == TASK:
+                    answered = await self._task_of_server(peer, answered, tasking.tasks)
                 break
             if method in LISTS:
                 self._shared.names.served(method, None, answered)
@@ -330,7 +331,7 @@ class RunningRequest:
         try:
             if self.key is not None and self.keyed_in is not None:
                 await outcomes.keep(self.keyed_in, self.key, outcome, self.request.method)
-            if is_long or self._call.key_scope is not None:
+            if is_long or self.keyed_in != self.session_id:
                 await outcomes.touch(self.sessions)
         except StoreUnavailable as failed:
             # The handler ran: whoever still listens gets the answer.
@@ -399,7 +400,7 @@ class RunningRequest:
         self._task = task
         task.runs(self)
         created = task.created
-        if self._call.is_told_of_task:
+        if self._call.tasking is not None and self._call.tasking.is_told:
             created = self._call.inbound.of_its_era(task.told)
         self._is_announced = True
         try:

@@ -25,7 +25,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.policy import TaskPolicy
-from mcp_sessions.server.upstream.accepted_questions import Asks, accepts
+from mcp_sessions.server.upstream.accepted_questions import Askable, accepts
 from mcp_sessions.server.upstream.call_in_rounds import written
 from mcp_sessions.server.upstream.port import (
     REQUEST_TIMEOUT,
@@ -72,7 +72,9 @@ class Work(Protocol):
 class RunningTask:
     """A task that runs in this process, or whose end is not stored yet."""
 
-    def __init__(self, tasks: Keeper, task_id: SessionId, record: TaskRecord, asks: Asks) -> None:
+    def __init__(
+        self, tasks: Keeper, task_id: SessionId, record: TaskRecord, asks: Askable
+    ) -> None:
         self.id, self.record = task_id, record
         self.version = 0
         self._tasks, self._asks = tasks, asks

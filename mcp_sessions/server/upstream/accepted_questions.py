@@ -21,15 +21,15 @@ _MODES: Final[Mapping[str, tuple[str, ...]]] = {
 INPUT_REQUIRED: Final = "input_required"
 """The type of a result that asks."""
 
-Asks = Mapping[str, Mapping[str, Any]]
+Askable = Mapping[str, Mapping[str, Any]]
 """Part of a client's capabilities that lets a server ask. Each different value has a process of its
 own, so values hold only names of the protocol, and no other text of a client.
 """
 
-NOTHING_ASKED: Final[Asks] = {}
+NOTHING_ASKED: Final[Askable] = {}
 
 
-def asks_of(capabilities: object) -> Asks:
+def asks_of(capabilities: object) -> Askable:
     declared = members_of(capabilities)
     return {
         name: {mode: {} for mode in modes if members_of(declared[name]).get(mode) is not None}
@@ -38,7 +38,7 @@ def asks_of(capabilities: object) -> Asks:
     }
 
 
-def kind_of(asks: Asks) -> frozenset[str]:
+def kind_of(asks: Askable) -> frozenset[str]:
     """Return a key, equal for clients that accept the same requests. Elicitation without a mode
     means forms.
     """
@@ -47,7 +47,7 @@ def kind_of(asks: Asks) -> frozenset[str]:
     )
 
 
-def accepts(asks: Asks, method: str, params: Mapping[str, Any] | None) -> bool:
+def accepts(asks: Askable, method: str, params: Mapping[str, Any] | None) -> bool:
     """Whether a client accepts that request. One that declares no mode of elicitation accepts
     forms.
     """

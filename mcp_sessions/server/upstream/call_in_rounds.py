@@ -13,7 +13,7 @@ from mcp_sessions.errors import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
 )
-from mcp_sessions.server.upstream.accepted_questions import Asks, accepts
+from mcp_sessions.server.upstream.accepted_questions import Askable, accepts
 from mcp_sessions.server.upstream.port import (
     REQUEST_TIMEOUT,
     PeerError,
@@ -35,7 +35,7 @@ def call_ended() -> PeerError:
 @dataclass(eq=False)
 class CallInRounds:
     _call: UpstreamCall
-    _asks: Asks
+    _asks: Askable
     _questions: dict[str, tuple[PeerRequest, asyncio.Future[dict[str, Any]]]] = field(
         init=False,
         default_factory=dict[str, tuple[PeerRequest, "asyncio.Future[dict[str, Any]]"]],

@@ -42,7 +42,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
-from mcp_sessions.server.upstream.accepted_questions import Asks, accepts
+from mcp_sessions.server.upstream.accepted_questions import Askable, accepts
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds, timed_out
 from mcp_sessions.server.upstream.held_call import HeldCall, new_outcome, what_of
 from mcp_sessions.server.upstream.port import (
@@ -145,7 +145,7 @@ class Rounds:
         call: UpstreamCall,
         asked: PeerRequest,
         owner: Hashable,
-        asks: Asks,
+        asks: Askable,
         request: Message,
         answer: Callable[[dict[str, Any]], Awaitable[None]],
         cancel: Callable[[], object],

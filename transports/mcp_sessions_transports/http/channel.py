@@ -18,7 +18,7 @@ from mcp_sessions.core.messages import RequestId, error_message, plain_draft, wi
 from mcp_sessions.errors import OutcomeUnknown, StoreUnavailable
 from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName, position_of
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.connection.connection import ClientConnection, WatchedChannel
+from mcp_sessions.server.connection.connection import ClientConnection, WatchedChannel, unwatched
 from mcp_sessions.server.delivery.pending_writes import PendingWrite
 from mcp_sessions.server.delivery.streams import LogAppend, StreamLog, Streams
 from mcp_sessions.stores.records import Appended
@@ -262,7 +262,7 @@ class PostChannel(WatchedChannel):
         is_sent = self._is_whole and self._feed is not None and self._feed.last == final
         # Only the request's messages stay. Their readers have channels of their own, and this one
         # retires nothing any more.
-        self.on_closed = self.on_reopened = self.unwatched
+        self.on_closed = self.on_reopened = unwatched
         self.close_stream = self._stream = self._feed = self._opening = self._log = None
         what = Finished(self._request_id, final, self._size, is_sent)
         await streams.finished(log.name, what)
@@ -336,7 +336,7 @@ class PostChannel(WatchedChannel):
             session_id = self._streams.session_id if self._streams is not None else opened
             if self._json is not None:
                 self._is_read = False
-                self.on_closed = self.on_reopened = self.unwatched
+                self.on_closed = self.on_reopened = unwatched
                 self.close_stream = None
                 await send_json(call.send, self._json, session_id=session_id)
                 return

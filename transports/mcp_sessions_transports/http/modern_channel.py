@@ -16,7 +16,7 @@ from starlette.types import Receive
 from mcp_sessions.background import stopped
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.connection.connection import WatchedChannel
+from mcp_sessions.server.connection.connection import WatchedChannel, unwatched
 from mcp_sessions_transports.credentials import FRESH, no_stream
 from mcp_sessions_transports.http.io import TOO_MANY, HttpCall, retry_header, send_json
 from mcp_sessions_transports.http.sse import KEEP_ALIVE, SseStream
@@ -99,7 +99,7 @@ class ModernChannel(WatchedChannel):
             if self._answer is not None:
                 status, body = self._answer
                 self.is_open = False
-                self.on_closed = self.on_reopened = self.unwatched
+                self.on_closed = self.on_reopened = unwatched
                 if self._away is not None:
                     raise self._away
                 headers = retry_header(self._retry_after)
@@ -163,7 +163,7 @@ class ModernChannel(WatchedChannel):
             self._stream.cut()
         self.is_open = False
         self.on_closed()
-        self.on_closed = self.on_reopened = self.unwatched
+        self.on_closed = self.on_reopened = unwatched
 
 
 async def _gone(receive: Receive) -> None:

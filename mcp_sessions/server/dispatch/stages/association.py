@@ -55,6 +55,7 @@ class Association(Stage):
             InvalidParams, SessionNotFound, SessionDetached, InvalidRequest
         """
         message, inbound = call.request, call.inbound
+        instead_of = call.keyed.instead_of if call.keyed is not None else ""
         named = message.session
         if named is NotNamed.MALFORMED:
             named = message.named()
@@ -64,9 +65,7 @@ class Association(Stage):
             opened = await self._sealed.check_token(message, named, inbound)
             if not self._store.remembers:
                 call.key = None
-            admitted = await self.admit(
-                named, inbound, request, call.key, instead_of=call.instead_of
-            )
+            admitted = await self.admit(named, inbound, request, call.key, instead_of=instead_of)
             if opened is not None and not self._store.remembers:
                 admitted.record.state = StoredState(*opened)
             if admitted.record.mode is not Mode.PROTOCOL:
@@ -101,7 +100,7 @@ class Association(Stage):
                     request,
                     call.key,
                     current.fencing_epoch,
-                    instead_of=call.instead_of,
+                    instead_of=instead_of,
                 )
             if admitted.displaced:
                 raise SessionDetached

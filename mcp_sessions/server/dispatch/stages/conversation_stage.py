@@ -25,6 +25,5 @@ class ConversationStage(Stage):
             if argument is None:
                 raise AssertionError("a handle was found where none is looked for") from None
             return Outcome(inbound.of_its_era(not_a_handle(argument.name)), None)
-        if found is not None:
-            call.conversation_record, call.started = found.record, found.started
+        call.conversation = found
         return None

@@ -27,7 +27,7 @@ class Gates(Stage):
         self._methods.update(methods)
 
     async def before(self, call: Call) -> Outcome | None:
-        if call.record is not None or call.conversation_record is not None:
+        if call.record is not None or call.conversation is not None:
             return None
         request = call.request
         if request.method in self._methods:

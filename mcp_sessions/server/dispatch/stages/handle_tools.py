@@ -72,6 +72,7 @@ class HandleTools(Stage):
         if request.method == method_names.LIST_TOOLS:
             return outcome._replace(result=argument.listed(result))
         tool = argument.tool_of(request)
-        if request.method != method_names.CALL_TOOL or tool is None or call.started is None:
+        started = call.conversation.started if call.conversation is not None else None
+        if request.method != method_names.CALL_TOOL or tool is None or started is None:
             return outcome
-        return outcome._replace(result=argument.with_handle(tool, result, call.started))
+        return outcome._replace(result=argument.with_handle(tool, result, started))

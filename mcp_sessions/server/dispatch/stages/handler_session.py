@@ -67,8 +67,8 @@ class HandlerSession(Stage):
             if call.named:
                 await self._attach(record, inbound)
             kind, notify = self._by_client, partial(self._publish, record.session_id)
-        elif call.conversation_record is not None:
-            kind, record = self._by_host, call.conversation_record
+        elif call.conversation is not None:
+            kind, record = self._by_host, call.conversation.record
             notify = self._way_to(receiver)
         elif connection is None or call.request.session is NotNamed.NULL:
             return None

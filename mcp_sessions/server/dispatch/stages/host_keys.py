@@ -22,7 +22,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached, OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import RequestKey
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.calls.table import Call, KeyScope, Outcome, Stage
+from mcp_sessions.server.calls.table import Call, Keyed, KeyScope, Outcome, Stage
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency
 from mcp_sessions.server.requests.joining import BeginAnew
@@ -50,7 +50,10 @@ class HostKeys(Stage):
             http = call.inbound.http.request
             # Those of a WebSocket's handshake are about none of its requests.
             headers = http.headers if http is not None else _NO_HEADERS
-            call.key_of_host = host_key(self._places, request.params, request.meta, headers)
+            key = host_key(self._places, request.params, request.meta, headers)
+            if key is not None:
+                call.keyed = call.keyed or Keyed()
+                call.keyed.of_host = key
         return None
 
 
@@ -64,9 +67,10 @@ class KeyOutside(Stage):
     _has_said: bool = field(init=False, default=False)
 
     async def before(self, call: Call) -> Outcome | None:
-        if call.key_of_host is None or call.record is not None:
+        keyed = call.keyed
+        if keyed is None or keyed.of_host is None or call.record is not None:
             return None
-        found = _scope_of(call, call.key_of_host)
+        found = _scope_of(call, keyed.of_host)
         if found is None:
             if not self._has_said:
                 self._has_said = True
@@ -75,10 +79,10 @@ class KeyOutside(Stage):
                     "session or a conversation only"
                 )
             return None
-        call.key_scope, call.key = scope, key = found
-        if call.known_in not in (None, scope.session_id):
+        keyed.scope, call.key = scope, key = found
+        if keyed.known_in not in (None, scope.session_id):
             raise OutcomeUnknown
-        await self._idempotency.hold(call, scope.session_id, key)
+        await self._idempotency.hold(keyed, scope.session_id, key)
         try:
             call.admitted = await self._idempotency.admit(call, scope.session_id, key)
         except SessionNotFound:
@@ -98,10 +102,10 @@ class KeyOutside(Stage):
 
 def _scope_of(call: Call, key: RequestKey) -> tuple[KeyScope, RequestKey] | None:
     principal, connection = call.inbound.principal, call.inbound.connection
-    conversation = call.conversation_record
-    if call.started is not None:
-        # By this request. Sent again, it would start another one.
-        conversation = None
+    conversation = None
+    # One that this request started is none: sent again, it would start another one.
+    if call.conversation is not None and call.conversation.started is None:
+        conversation = call.conversation.record
     if principal != ANONYMOUS:
         own = home_of(principal.issuer, principal.subject, principal.client_id)
         if conversation is not None:

@@ -19,7 +19,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.locks import Locks
-from mcp_sessions.server.calls.table import ANSWERED, Call, Outcome, Stage
+from mcp_sessions.server.calls.table import ANSWERED, Call, Keyed, Outcome, Stage
 from mcp_sessions.server.cluster.relay import RequestRelay
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.dispatch.sealed_state import SealedState
@@ -66,19 +66,20 @@ class Idempotency:
         is_admitted = joint is not None and joint.is_admitted
         if not is_admitted:
             session_id = await self.association.session_of(call.request, inbound)
-        key = call.request.key or call.key_of_host
-        is_outside = session_id is None and call.key_of_host is not None
-        if call.known_in is not None and session_id != call.known_in and not is_outside:
+        keyed = call.keyed = call.keyed or Keyed()
+        key = call.request.key or keyed.of_host
+        is_outside = session_id is None and keyed.of_host is not None
+        if keyed.known_in is not None and session_id != keyed.known_in and not is_outside:
             # Its connection went on to another session.
             raise OutcomeUnknown
         call.key = key
         if session_id is not None and key is not None:
-            await self.hold(call, session_id, key)
+            await self.hold(keyed, session_id, key)
 
-    async def hold(self, call: Call, session_id: SessionId, key: RequestKey) -> None:
+    async def hold(self, keyed: Keyed, session_id: SessionId, key: RequestKey) -> None:
         lock = self.begin_of((session_id, key))
         await lock.acquire()
-        call.lock = lock
+        keyed.lock = lock
 
     async def again(self, call: Call, begin_anew: BeginAnew) -> Outcome | None:
         """Serve a request whose key is known. None: it is not.
@@ -92,17 +93,19 @@ class Idempotency:
             OutcomeUnknown: It was begun, and nobody can know how it ended.
             StoreUnavailable: Its outcome is known here, and still waits for the store.
         """
-        admitted = call.admitted
+        admitted, keyed = call.admitted, call.keyed
+        if keyed is None:
+            return None
         if admitted is not None and self._never_began(admitted):
-            call.instead_of = admitted.run or ""
-            if call.key_scope is not None and call.key is not None:
-                call.admitted = await self.admit(call, call.key_scope.session_id, call.key)
+            keyed.instead_of = admitted.run or ""
+            if keyed.scope is not None and call.key is not None:
+                call.admitted = await self.admit(call, keyed.scope.session_id, call.key)
             else:
                 await self.association.before(call)
             admitted = call.admitted
         if admitted is None or admitted.key is None or admitted.key is Begun.FIRST:
             return None
-        call.was_seen = True
+        keyed.was_seen = True
         record, key = admitted.record, call.key
         match admitted.key:
             case Begun.OTHER_CONTENT:
@@ -159,14 +162,23 @@ class Idempotency:
         await call.answer(Outcome(call.inbound.of_its_era(result), None))
 
     async def admit(self, call: Call, session_id: SessionId, key: RequestKey) -> Admitted:
-        admit, scope = self.association.admit, call.key_scope
-        instead_of = call.instead_of
-        inbound, request = call.inbound, call.request
-        return await admit(session_id, inbound, request, key, instead_of=instead_of, scope=scope)
+        keyed = call.keyed or Keyed()
+        return await self.association.admit(
+            session_id,
+            call.inbound,
+            call.request,
+            key,
+            instead_of=keyed.instead_of,
+            scope=keyed.scope,
+        )
 
     async def _admit_again(self, call: Call, session_id: SessionId, key: RequestKey) -> Admitted:
         admitted = await self.association.admit(
-            session_id, call.inbound, call.request, key, scope=call.key_scope
+            session_id,
+            call.inbound,
+            call.request,
+            key,
+            scope=call.keyed.scope if call.keyed is not None else None,
         )
         if admitted.key is Begun.FIRST and admitted.run is not None:
             # Known before and forgotten since: what that run did, nobody knows.

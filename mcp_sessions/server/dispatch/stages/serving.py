@@ -92,9 +92,9 @@ class UpstreamPeers(Stage):
         if inbound.peer.modern:
             if method == method_names.DISCOVER:
                 peer = Discovery(peer, self._advertise)
-            elif call.task_ids is not None:
-                report = partial(call.tasks.report, call.task_ids, inbound.principal)
-                peer = TaskListen(peer, call.task_ids, report)
+            elif (listen := call.tasking) is not None and listen.ids is not None:
+                report = partial(listen.tasks.report, listen.ids, inbound.principal)
+                peer = TaskListen(peer, listen.ids, report)
         elif method in method_names.SUBSCRIPTIONS and self._store.remembers:
             remember = self._remember_subscription(inbound, record)
             peer = Subscriptions(peer, self.upstream, remember)

@@ -12,7 +12,7 @@ from mcp_sessions.core.named import header_value, name_in
 from mcp_sessions.core.task import declares_tasks, missing_capability
 from mcp_sessions.errors import HEADER_MISMATCH, MISSING_CAPABILITY, InvalidParams
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.calls.table import Call, Outcome, Stage
+from mcp_sessions.server.calls.table import Call, Outcome, Stage, Tasking
 from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream.port import UpstreamError
@@ -32,24 +32,25 @@ class TaskCalls(Stage):
     async def before(self, call: Call) -> Outcome | None:
         request, inbound, policy = call.request, call.inbound, self._tasks.policy
         if request.method == method_names.LISTEN:
-            call.tasks, call.task_ids = self._tasks, await listened(self._tasks, request, inbound)
+            ids = await listened(self._tasks, request, inbound)
+            call.tasking = Tasking(self._tasks, ids=ids)
         if request.method != method_names.CALL_TOOL:
             return None
         tool = name_in(request.method, request.params)
         if tool is None:
             return None
-        call.is_told_of_task = not knows_tasks(inbound)
-        if call.is_told_of_task and not policy.tools:
+        is_told = not knows_tasks(inbound)
+        if is_told and not policy.tools:
             if tool in policy.required:
                 raise _refused()
             return None
-        call.tasks = self._tasks
+        call.tasking = tasking = Tasking(self._tasks, is_told=is_told)
         if tool in policy.always or tool in policy.required:
-            call.as_task = await self._tasks.create(
+            tasking.running = await self._tasks.create(
                 inbound.principal, inbound.peer, inbound.scope, call.record
             )
         elif tool not in policy.never:
-            call.task_after = policy.after
+            tasking.after = policy.after
         return None
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mcp_sessions.core.named import NAMED
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.upstream.accepted_questions import Asks
+from mcp_sessions.server.upstream.accepted_questions import Askable
 from mcp_sessions.server.upstream.external.child_requests import RequestSender
 from mcp_sessions.server.upstream.port import UpstreamCall, Wanted
 
@@ -49,7 +49,7 @@ class RemoteRequest(NamedTuple):
     level: str | None
     """Lowest log level that is sent to the client. None: no log messages."""
 
-    asks: Asks | None = None
+    asks: Askable | None = None
     """Requests that a modern-era client accepts in results. None: a client of the handshake era."""
 
     @property

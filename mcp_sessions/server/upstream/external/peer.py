@@ -27,7 +27,7 @@ from mcp_sessions.core.named import NAMING
 from mcp_sessions.errors import METHOD_NOT_FOUND, LimitReached, NotBegun, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.accepted_questions import NOTHING_ASKED, Asks
+from mcp_sessions.server.upstream.accepted_questions import NOTHING_ASKED, Askable
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_eras import VERSION
 from mcp_sessions.server.upstream.external.child_requests import ANSWERING
@@ -113,7 +113,7 @@ class ExternalPeer:
     _connection_peer: ExternalPeer | None = None
     """The same client outside of its session."""
 
-    _asks: Asks | None = None
+    _asks: Askable | None = None
     """Requests that the client accepts in results, as in :attr:`RemoteRequest.asks`."""
 
     _came_back: bool = field(init=False, default=False)

@@ -64,7 +64,7 @@ from mcp_sessions.core.named import NAMED, name_in
 from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import INTERNAL_ERROR
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.upstream.accepted_questions import INPUT_REQUIRED, Asks, kind_of
+from mcp_sessions.server.upstream.accepted_questions import INPUT_REQUIRED, Askable, kind_of
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import ChildRefused, RequestSender
 from mcp_sessions.server.upstream.external.children import Children
@@ -141,7 +141,7 @@ class Sharing:
             return False
         return children.prefers_modern or self._eras.is_modern(method, params)
 
-    def key(self, call: UpstreamCall, asks: Asks, *, hears: bool) -> Sessionless:
+    def key(self, call: UpstreamCall, asks: Askable, *, hears: bool) -> Sessionless:
         """Return the key of the child for a request.
 
         Args:

@@ -20,7 +20,7 @@ from mcp_sessions.core.client_description import described
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.upstream.accepted_questions import Asks, asks_of
+from mcp_sessions.server.upstream.accepted_questions import Askable, asks_of
 from mcp_sessions.server.upstream.external.beginning import Starter
 from mcp_sessions.server.upstream.external.child_spans import Spans
 from mcp_sessions.server.upstream.external.children import Children
@@ -181,7 +181,7 @@ class ExternalUpstream:
     ) -> UpstreamPeer:
         may_ask = self.children.server.per == "session" and self._asks_clients
         capabilities = peer.capabilities
-        asks: Asks = asks_of(capabilities) if may_ask else {}
+        asks: Askable = asks_of(capabilities) if may_ask else {}
         client = {**OURS, **(peer.initialize_params or {}), "capabilities": capabilities}
         outside = ExternalPeer(
             self._wrapped, client, outbound, session_id, wanted, was_served, None, asks
@@ -243,7 +243,7 @@ class ExternalUpstream:
         client: Mapping[str, Any],
         outbound: Outbound | None,
         session_id: SessionId | None,
-        asks: Asks | None,
+        asks: Askable | None,
         *,
         wanted: Wanted,
     ) -> ExternalPeer:
