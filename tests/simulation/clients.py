@@ -404,9 +404,8 @@ class HandshakeHttp(Client):
                 self.raw.session_id = sent.reply.header("mcp-session-id")
             else:
                 await asyncio.sleep(AGAIN)
-        accepted = False
-        while not accepted:
-            accepted = await self._accepted({"method": "notifications/initialized"})
+        while not await self._accepted({"method": "notifications/initialized"}):
+            await asyncio.sleep(AGAIN)
         if not self.plan["session"]:
             self.own = self.world.session_name(self.raw.session_id or "")
             self.note("owns", session=self.own)

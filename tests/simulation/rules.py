@@ -20,6 +20,11 @@ SOON: Final = 5.0
 """Seconds in which a bystander's call is answered, beside those of its script."""
 
 
+_OF_A_STORE: Final = ("store", "aimed", "redis", "file locked", "disk full")
+_LASTS: Final = {"aimed": 8.0}
+"""Seconds in which such a fault waits for what it is aimed at."""
+
+
 class Facts:
     """A history, with what most rules ask for."""
 
@@ -63,6 +68,14 @@ class Facts:
         """Whether a process was killed after the call was sent."""
         sent = [each for each in self.by["sends"] if each["call"] == call]
         return bool(sent) and self.process_died_after(sent[0])
+
+    def may_wait_for_its_store(self, said: Record) -> bool:
+        """Whether a store failed when that was sent. What waits for it dies with its process."""
+        return any(
+            fault["t"] <= said["t"] <= fault["t"] + fault["for"] + _LASTS.get(fault["kind"], 0.0)
+            for fault in self.by["fault"]
+            if fault["kind"].startswith(_OF_A_STORE)
+        )
 
     def messages_were_lost_during(self, sent: Record) -> bool:
         """Whether replicas could not hear each other while a call may have run."""
@@ -176,6 +189,8 @@ def an_event_reaches_its_session(facts: Facts) -> Iterator[str]:
         session = facts.session_of.get(said["call"])
         owners = facts.owners.get(session or "", set())
         if not owners or session in facts.gone:
+            continue
+        if facts.may_wait_for_its_store(said) and facts.process_died_after(said):
             continue
         if any(_is_excused(facts, said, owner) for owner in owners):
             continue

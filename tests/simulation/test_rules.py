@@ -234,6 +234,15 @@ def test_both_responses_of_a_call_that_was_sent_twice_have_its_question() -> Non
     assert violations(history) == []
 
 
+def test_an_event_that_waits_for_the_store_is_lost_with_its_process_only() -> None:
+    history = good()
+    without("hears", kind="event", n=1)(history)
+    with_records("ran", {"what": "fault", "kind": "store", "replica": -1, "for": 99.0})(history)
+    assert {violation.rule for violation in violations(history)} == {"an_event_reaches_its_session"}
+    with_records("heals", {"what": "fault", "kind": "kill", "replica": 0})(history)
+    assert violations(history) == []
+
+
 def test_a_change_that_waits_for_the_store_is_lost_with_its_process_only() -> None:
     history = good()
     all_of(without("updated"), other("changed", {"kept": True}))(history)
