@@ -349,10 +349,11 @@ class Client(ABC):
 
     # --- the outcome of a call --------------------------------------------------------------------
 
-    def sends(self, mark: str, step: Json) -> None:
+    def sends(self, mark: str, step: Json, *, again: bool = False) -> None:
         session = self.own if self.session is None else self.world.session_name(self.session)
         is_bystander = step.get("bystander")
-        more = {"bystander": True, "seconds": step["seconds"]} if is_bystander else {}
+        more: Json = {"bystander": True, "seconds": step["seconds"]} if is_bystander else {}
+        more |= {"again": True} if again else {}
         self.note(
             "sends", call=mark, keyed=bool(step.get("keyed")), session=session,
             survives=self.outlives_connections or bool(step.get("keyed")),
@@ -360,9 +361,10 @@ class Client(ABC):
             within=step["seconds"] + WITHIN, **more,
         )  # fmt: skip
 
-    def answered(self, mark: str, answer: Json, *, whole: bool) -> None:
+    def answered(self, mark: str, answer: Json, *, whole: bool, again: bool = False) -> None:
         if "result" in answer:
-            self.note("answered", call=mark, result=True, whole=whole)
+            more = {"again": True} if again else {}
+            self.note("answered", call=mark, result=True, whole=whole, **more)
             return
         error = answer["error"]
         data: Json = error.get("data") or {}
@@ -404,7 +406,8 @@ class HandshakeHttp(Client):
                 self.raw.session_id = sent.reply.header("mcp-session-id")
             else:
                 await asyncio.sleep(AGAIN)
-        while not await self._accepted({"method": "notifications/initialized"}):
+        # Nothing says when a replica listens again.
+        while not await self._accepted({"method": "notifications/initialized"}):  # noqa: ASYNC110
             await asyncio.sleep(AGAIN)
         if not self.plan["session"]:
             self.own = self.world.session_name(self.raw.session_id or "")
@@ -506,7 +509,7 @@ class HandshakeHttp(Client):
     async def _once_more(self, mark: str, step: Json, params: Json) -> None:
         """A proxy, or a user, sends it a second time."""
         await asyncio.sleep(step["twice"])
-        self.sends(mark, step)
+        self.sends(mark, step, again=True)
         reply = self.raw.send("tools/call", params, request_id=f"{mark}'").reply
         await _read(
             reply, lambda m: self.hear(m, "again"),
@@ -514,7 +517,7 @@ class HandshakeHttp(Client):
         )  # fmt: skip
         answer = reply.answer_to(f"{mark}'")
         if answer is not None and reply.status == 200:
-            self.answered(mark, answer, whole=False)
+            self.answered(mark, answer, whole=False, again=True)
 
 
 class ModernHttp(Client):

@@ -16,11 +16,12 @@ Of clients:
 ``gone``        ``session`` ended with its connection, or its client cares for it no more
 ``sends``       ``client`` sends ``call``, once more if it was sent before. ``keyed``: under a
                 request key. ``within``: seconds in which it must be answered. ``survives``: it
-                goes on without its connection. ``logs``: its client gets log messages about it
+                goes on without its connection. ``logs``: its client gets log messages about it.
+                ``again``: a second sending, whose messages come ``on`` ``again``
 ``answered``    ``client`` has the answer to ``call``: ``result`` true, or ``code`` of its error.
                 ``started`` false: the error says that it did not start. ``whole``: the client
                 read the response from its first byte to its last, over as many connections as
-                that took
+                that took. ``again``: it is that of a second sending
 ``lost``        the connection of ``call`` broke, and nothing promises an answer
 ``hears``       ``client`` receives message ``n`` of ``call``, of ``kind`` ``progress``, ``log`` or
                 ``event``. ``on``: the call on whose response it came, else ``events``, or ``again``

@@ -131,11 +131,20 @@ def a_message_comes_once_and_in_order(facts: Facts) -> Iterator[str]:
             heard[key].append(hears["n"])
     said = {(s["call"], s["kind"], s["n"]): s for s in facts.by["said"]}
     says = {(s["call"], s["kind"], s["n"]): s for s in facts.by["says"]}
+    ended = {record["call"]: record for record in facts.by["ended"]}
 
     def is_late(call: str, kind: str, first: int, second: int) -> bool:
         """Whether the first was sent before the sending of the second began."""
         sent, next_one = said.get((call, kind, first)), says.get((call, kind, second))
-        return sent is not None and next_one is not None and facts.after(sent, next_one)
+        if sent is None or next_one is None or not facts.after(sent, next_one):
+            return False
+        over = ended.get(call)
+        # What a URL says after its answer comes by another connection.
+        return (
+            sent.get("sure", True)
+            or over is None
+            or facts.after(over, sent) == facts.after(over, next_one)
+        )
 
     for (client, call, kind, stream), numbers in heard.items():
         if len(set(numbers)) != len(numbers):
@@ -177,6 +186,32 @@ def a_response_that_was_read_whole_has_all_its_messages(facts: Facts) -> Iterato
             missing = numbers - heard[facts.caller[call], call, kind]
             if missing:
                 yield f"{call}: {kind} {sorted(missing)} never came, and the answer did"
+
+
+def a_second_sending_has_the_last_reports(facts: Facts) -> Iterator[str]:
+    """It has those that follow the first that it had, and then the answer (KEY21)."""
+    heard: dict[str, set[int]] = defaultdict(set)
+    for hears in facts.by["hears"]:
+        if hears["on"] == "again" and hears["kind"] == "progress" and isinstance(hears["n"], int):
+            heard[hears["call"]].add(hears["n"])
+    ended = {record["call"]: record for record in facts.by["ended"]}
+    for call, numbers in heard.items():
+        sent = [s for s in facts.by["sends"] if s["call"] == call]
+        is_answered = any(answer.get("again") for answer in facts.answers[call])
+        if not is_answered or call not in ended or facts.messages_were_lost_during(sent[0]):
+            continue
+        if not sent[-1].get("again"):
+            # The newest sending has them.
+            continue
+        said = {
+            each["n"]
+            for each in facts.by["said"]
+            if each["call"] == call and each["kind"] == "progress"
+            and facts.after(each, ended[call])
+        }  # fmt: skip
+        missing = {n for n in said - numbers if n > min(numbers)}
+        if missing:
+            yield f"{call} was sent again: progress {sorted(missing)} never came, the answer did"
 
 
 def an_event_reaches_its_session(facts: Facts) -> Iterator[str]:
@@ -303,12 +338,14 @@ def who_lost_its_session_hears_nothing_of_it(facts: Facts) -> Iterator[str]:
         # Sent before, it may arrive after.
         named += [ran for ran in facts.by["ran"] if facts.after(owns, ran)]
         named += [o for o in facts.by["owns"] if facts.after(owns, o)]
+        # The answer to a question may be a request.
+        named += [told for told in facts.by["told"] if facts.after(owns, told)]
         if not any(_names(facts, each, hears["client"], session) for each in named):
             yield f"{hears['client']} lost its session, and heard a later event: {hears}"
 
 
 def _names(facts: Facts, record: Record, client: str, session: str) -> bool:
-    call = record.get("call", "")
+    call: str = record.get("call") or record.get("question", "").partition("?")[0]
     named = record.get("session") or facts.session_of.get(call)
     return named == session and record.get("client", facts.caller.get(call)) == client
 
@@ -495,6 +532,7 @@ RULES: Final[tuple[Rule, ...]] = (
     a_call_has_one_answer,
     a_message_comes_once_and_in_order,
     a_response_that_was_read_whole_has_all_its_messages,
+    a_second_sending_has_the_last_reports,
     a_call_outlives_its_connection,
     an_event_reaches_its_session,
     event_ids_rise,

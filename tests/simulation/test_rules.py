@@ -131,6 +131,14 @@ BROKEN: dict[str, Edit] = {
     ),
     "a_message_comes_once_and_in_order": swapped("hears", kind="progress", n=2),
     "a_response_that_was_read_whole_has_all_its_messages": without("hears", kind="progress", n=1),
+    "a_second_sending_has_the_last_reports": with_records(
+        "heals",
+        {"what": "sends", "client": "c1", "call": "c1.1", "keyed": True, "session": "s1",
+         "survives": True, "logs": True, "within": 60.0, "again": True},
+        {"what": "hears", "client": "c1", "call": "c1.1", "kind": "progress", "n": 1,
+         "on": "again"},
+        {"what": "answered", "client": "c1", "call": "c1.1", "result": True, "again": True},
+    ),
     "an_event_reaches_its_session": without("hears", kind="event", n=1),
     "event_ids_rise": other("updated", {"id": "e-001"}),
     "the_last_change_is_seen": without("updated"),
@@ -216,6 +224,17 @@ def test_what_was_sent_at_the_same_time_has_no_order() -> None:
     records, sent = history.records, at(history, "said", kind="progress", n=1)
     records.insert(sent, records.pop(at(history, "says", kind="progress", n=2)))
     assert violations(history) == []
+
+
+def test_what_comes_by_two_connections_has_no_order() -> None:
+    """A URL says on its own stream what it says after its answer, and names no call."""
+    history = good()
+    swapped("hears", kind="progress", n=2)(history)
+    assert {v.rule for v in violations(history)} == {"a_message_comes_once_and_in_order"}
+    other("said", {"sure": False}, kind="progress", n=1)(history)
+    records, ended = history.records, at(history, "ended")
+    records.insert(at(history, "says", kind="progress", n=2), records.pop(ended))
+    assert "a_message_comes_once_and_in_order" not in {v.rule for v in violations(history)}
 
 
 def test_a_question_whose_answer_died_with_its_process_is_put_again() -> None:

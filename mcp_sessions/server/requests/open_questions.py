@@ -5,7 +5,8 @@
 2. If its client listens to none of the responses on which it stands, it is put on another one of
    its requests: on one that the client still listens to, or else on the first one for which it
    comes back. A repeated request gets the questions of its response once more.
-3. The first answer counts. It is taken back from the other responses.
+3. The first answer counts. It is taken back from the other responses, and from one that its client
+   reads later.
 4. If the request on whose response it stands ends, it waits as long as another request is open that
    it may be about: its client may have it already. Else it fails, and is withdrawn.
 """
@@ -95,7 +96,8 @@ class OpenQuestions:
         finally:
             for each in asked.about:
                 del each._open[asked]
-            if len(asked.on) > 1 and (taken_back := question.withdraw("answered")) is not None:
+            is_read = len(asked.on) == 1 and asked.is_heard
+            if not is_read and (taken_back := question.withdraw("answered")) is not None:
                 asked.withdraw(taken_back)
 
     @property
