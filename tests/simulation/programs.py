@@ -173,7 +173,7 @@ class Process:
     """One process of a command, as `command` knows a ``ChildProcess``."""
 
     untaken = 0
-    is_full = False
+    is_direct = is_full = False
 
     def __init__(self, history: History, label: Any, host: Host) -> None:
         self.label = label
