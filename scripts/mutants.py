@@ -5,7 +5,8 @@
 A *mutant* is a module with one change: another comparison, another number, a statement left out.
 Each runs in a process that is forked from one that has imported what takes long, and that has
 imported nothing of ours. No file is written. The tests of a mutant are, in this order until one
-fails: those at the mirrored path, those that import the module, and those of the mirrored folder.
+fails: those at the mirrored path, those that import the module, those of the mirrored folder, and
+the contract of stores for a module of one.
 Annotations, decorators, docstrings, assertions and texts with a space are left as they are.
 """
 
@@ -46,6 +47,8 @@ IMPORTED_FIRST: Final = (
     "starlette.applications", "uvicorn", "httpx2", "websockets.asyncio.client", "redis.asyncio",
     "unittest.mock",
 )  # fmt: skip
+
+_CONTRACT: Final = ROOT / "tests" / "stores" / "test_contract.py"
 
 _PASSED, _NONE_RUN = 0, 5
 """Exit statuses of pytest. All tests of a file may be long ones, which do not run here."""
@@ -191,7 +194,11 @@ def tests_of(path: Path) -> list[list[str]]:
         if file != mirrored and any(phrase in file.read_text() for phrase in phrases)
     ]
     rest = [f for f in sorted(folder.glob("test_*.py")) if f != mirrored and f not in importing]
-    tiers = ([mirrored] if mirrored.exists() else [], importing, rest)
+    seen = {mirrored, *importing, *rest}
+    # What every store is, is tested once, over all of them.
+    is_of_a_store = relative.parts[0] == "stores" and _CONTRACT not in seen
+    contract = [_CONTRACT] if is_of_a_store else []
+    tiers = ([mirrored] if mirrored.exists() else [], importing, rest, contract)
     return [[str(file.relative_to(ROOT)) for file in tier] for tier in tiers if tier]
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import mutants
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = [
     *(ROOT / "scripts" / name for name in ("test", "demo", "docs", "release")),
@@ -357,3 +359,9 @@ def test_what_does_not_run_notices_no_change_of_the_code(
     command = [sys.executable, "-c", PASSES, str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert done.stdout.strip() == str(not noticed), done.stderr
+
+
+def test_a_change_of_a_store_meets_the_contract() -> None:
+    """It is over every store, in no store's own folder. Without it, a wrong store was unnoticed."""
+    module = ROOT / "mcp_sessions" / "stores" / "memory" / "memory_store.py"
+    assert mutants.tests_of(module)[-1] == ["tests/stores/test_contract.py"]
