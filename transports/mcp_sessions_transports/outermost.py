@@ -2,9 +2,13 @@
 
 A WebSocket must pass the layers before the endpoint for HTTP (WSS18), and most middleware does not
 check WebSockets. A page may come in if CORS before the endpoint allows it. Only the outermost
-application has all these layers, and ASGI does not say which one it is: ``scope["app"]`` is the
-innermost Starlette, and no wrapper is in it. So this module searches the applications that are
-being called now, in the call stack of this very request.
+application has all these layers.
+
+There is no better way than the call stack: whoever wraps an application gives it a scope, and
+neither the server nor the wrapper writes into it who was called. ``scope["app"]`` is the innermost
+Starlette. A mark in the scope names the first application of ours, and the guard is around that.
+So this module searches the applications that are being called now, for this very request.
+``application=`` of ``asgi_app()`` and ``routes()`` replaces the search.
 
 Some applications cannot be called a second time that way (a nested function). This module does not
 guess: an application that is not the outermost one admits no WebSocket.
