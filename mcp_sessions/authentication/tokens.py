@@ -4,7 +4,7 @@ the authorization server.
 Rules for JWTs, owned by ``tests/authentication/test_tokens.py``:
 
 1. The algorithm is one of a list of asymmetric ones, and fits the key. PyJWT verifies it.
-2. Its claims are checked by :mod:`mcp_sessions.authentication.claims`. It must have an end.
+2. Its claims are checked as below. It must have an end.
 3. A verified token is kept until it expires, by its hash, with a bound. It is forgotten when the
    keys of the issuer change.
 4. A token of an unknown key is refused again for a few seconds without asking the issuer.
@@ -15,9 +15,15 @@ Rules for the question to the authorization server about each token (RFC 7662), 
 
 1. An answer counts for :data:`FRESH` seconds. Questions have the bounds of
    :mod:`mcp_sessions.authentication.verdicts`.
-2. The answer must name this server as audience, and no other issuer. Its claims are checked by
-   :mod:`mcp_sessions.authentication.claims`.
+2. The answer must name this server as audience, and no other issuer. Its claims are checked as
+   below.
 3. The log has no token.
+
+Rules for the claims of both, owned by ``tests/authentication/test_tokens.py`` and ``test_introspection.py``:
+
+1. Issuer, audience, expiry and not-before are checked, the times with :data:`LEEWAY` seconds.
+2. A token that is bound to a key of its client is refused: nothing here checks that key.
+3. A token without a subject is refused: all users of one client would own the same sessions.
 """
 
 from __future__ import annotations
@@ -26,21 +32,95 @@ import asyncio
 import base64
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 from urllib.parse import quote_plus
 
-from mcp_sessions.authentication.claims import RefusalLog, TokenRefused, audiences_of, credential_of
 from mcp_sessions.authentication.credential import CannotVerify, Credential
 from mcp_sessions.authentication.fetching import FetchFailed, post_form
 from mcp_sessions.authentication.issuer import AGAIN, ALGORITHMS, Issuer
 from mcp_sessions.authentication.key_file import id_of
 from mcp_sessions.authentication.verdicts import RETRY, WITHIN, Verdicts
+from mcp_sessions.core.messages import texts_of
 from mcp_sessions.core.recent import Recent
 
 logger = logging.getLogger(__name__)
+
+
+LEEWAY: Final = 60.0
+"""Seconds by which the clocks of the issuer and of this machine may differ."""
+
+_LOG_EVERY: Final = 60.0
+
+
+class TokenRefused(Exception):
+    """A token is not good; the text says why, without the token."""
+
+
+def audiences_of(url: str) -> list[str]:
+    bare = url.rstrip("/")
+    return [bare, f"{bare}/"]
+
+
+def credential_of(claims: Mapping[str, Any], issuer: str, now: float) -> Credential:
+    """Return what the claims of a token stand for.
+
+    Args:
+        issuer: The issuer, which the caller has checked.
+        now: Seconds since 1970.
+
+    Raises:
+        TokenRefused: The token is expired, not valid yet, bound to a key, or names no subject.
+    """
+    expires, begins = _time(claims, "exp"), _time(claims, "nbf")
+    if expires is not None and expires + LEEWAY <= now:
+        raise TokenRefused(f"it expired {now - expires:.0f} s ago by the clock of this machine")
+    if begins is not None and begins - LEEWAY > now:
+        raise TokenRefused(
+            f"it is not valid for {begins - now:.0f} s yet by the clock of this machine"
+        )
+    if "cnf" in claims:
+        raise TokenRefused("it is bound to a key of its client (cnf), which is not supported")
+    subject: Any = claims.get("sub")
+    if not isinstance(subject, str) or not subject:
+        raise TokenRefused("it has no subject (sub)")
+    clients = (claims.get(each) for each in ("client_id", "azp", "cid"))
+    client = next((each for each in clients if isinstance(each, str) and each), None)
+    ends = expires + LEEWAY if expires is not None else None
+    return Credential(client or subject, issuer, subject, _scopes(claims), ends)
+
+
+def _time(claims: Mapping[str, Any], name: str) -> float | None:
+    value = claims.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e12:
+        raise TokenRefused(f"its {name} is no number of seconds")
+    return float(value)
+
+
+def _scopes(claims: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the scopes, as RFC 9068 has them (``scope``), or others (``scp``)."""
+    value: Any = claims.get("scope", claims.get("scp"))
+    return tuple(value.split() if isinstance(value, str) else texts_of(value))
+
+
+class RefusalLog:
+    """Logs at most once a minute why tokens were refused."""
+
+    def __init__(self) -> None:
+        self._refused = 0
+        self._said_at = -math.inf
+
+    def say(self, why: str, now: float) -> None:
+        self._refused += 1
+        if 0 <= now - self._said_at < _LOG_EVERY:
+            return
+        logger.info("%d tokens were refused; the last one: %s", self._refused, why)
+        self._said_at, self._refused = now, 0
 
 
 REMEMBERED: Final = 10_000

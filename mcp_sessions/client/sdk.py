@@ -23,12 +23,11 @@ from pydantic import ValidationError
 from mcp_sessions.client.application import Callbacks
 from mcp_sessions.client.dialer import Dialer, Failed
 from mcp_sessions.client.jar import Jar, OpenCall, OpenTask
-from mcp_sessions.client.open_tasks import OpenTasks
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.reports import KnownSession, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.resuming import ResumingClient
 from mcp_sessions.client.state import Runtime
-from mcp_sessions.client.task_calls import TaskCalls
+from mcp_sessions.client.task_calls import OpenTasks, TaskCalls
 from mcp_sessions.core.messages import Json, answer_instead_of
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_sessions.authentication import tokens
-from mcp_sessions.authentication.claims import LEEWAY
 from mcp_sessions.authentication.credential import CannotVerify, Credential
-from mcp_sessions.authentication.tokens import REMEMBERED, Tokens
+from mcp_sessions.authentication.tokens import LEEWAY, REMEMBERED, Tokens
 from tests.support.issuers import AUDIENCE, URL, Login, jwk, private_key
 from tests.support.virtual_time import VIRTUAL, Backend, VirtualTimeLoop
 from tests.support.world import Clock

@@ -9,8 +9,7 @@ import pytest
 from mcp import MCPError
 
 from mcp_sessions.client.jar import OpenTask
-from mcp_sessions.client.open_tasks import OpenTasks
-from mcp_sessions.client.task_calls import TaskCalls
+from mcp_sessions.client.task_calls import OpenTasks, TaskCalls
 from mcp_sessions.layer import SessionLayer
 from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.testing.memory_client import inside

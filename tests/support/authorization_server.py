@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from mcp_sessions.authentication.claims import LEEWAY
+from mcp_sessions.authentication.tokens import LEEWAY
 from tests.support.duplex import listening
 from tests.support.issuers import Json, Login, jwk
 from tests.support.world import Clock

@@ -28,10 +28,10 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 from starlette.routing import Route
 
 from mcp_sessions.authentication.allowing import Allowed
-from mcp_sessions.authentication.claims import RefusalLog
 from mcp_sessions.authentication.credential import CannotVerify, NotAllowed, Verifier
 from mcp_sessions.authentication.identity_service import IdentityService
 from mcp_sessions.authentication.key_file import id_of
+from mcp_sessions.authentication.tokens import RefusalLog
 from mcp_sessions.authentication.verdicts import RETRY, WITHIN, Verdicts
 from mcp_sessions.server.upstream.sdk.authentication import Authentication, SdkVerifier
 from mcp_sessions.server.upstream.sdk.open_routes import bounded
