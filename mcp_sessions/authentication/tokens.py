@@ -19,7 +19,8 @@ Rules for the question to the authorization server about each token (RFC 7662), 
    below.
 3. The log has no token.
 
-Rules for the claims of both, owned by ``tests/authentication/test_tokens.py`` and ``test_introspection.py``:
+Rules for the claims of both, owned by ``tests/authentication/test_tokens.py`` and
+``test_introspection.py``:
 
 1. Issuer, audience, expiry and not-before are checked, the times with :data:`LEEWAY` seconds.
 2. A token that is bound to a key of its client is refused: nothing here checks that key.
