@@ -19,6 +19,7 @@ from importlib import import_module
 
 from mcp_sessions import __version__
 from mcp_sessions.cli.arguments import USAGE_ERROR, OneLineParser, one_line
+from mcp_sessions.cli.completion import SHELLS, PrintCompletion
 from mcp_sessions.cli.logs import complain
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 
@@ -72,7 +73,10 @@ def _main(command_line: Sequence[str] | None) -> int:
         parser.error(f"which command? {' or '.join(COMMANDS)}")
     # Arguments after "--" are another program's. argparse would lose that sign.
     own = given.index("--") if "--" in given else len(given)
-    chosen = parser.parse_args(given[:own])
+    try:
+        chosen = parser.parse_args(given[:own])
+    except ConfigurationError as error:
+        parser.error(str(error))
     arguments = [*chosen.arguments, *given[own:]]
     try:
         command = import_module(f"mcp_sessions.cli.{chosen.command}")
@@ -94,6 +98,14 @@ def _parser() -> argparse.ArgumentParser:
         notes="commands:\n" + "\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items()),
     )
     parser.add_argument("--version", action="version", version=f"mcp-sessions {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=SHELLS,
+        const=COMMANDS,
+        metavar="SHELL",
+        help="print the completion for bash or zsh",
+    )
     parser.add_argument(
         "command", choices=tuple(COMMANDS), metavar="COMMAND", help=argparse.SUPPRESS
     )
