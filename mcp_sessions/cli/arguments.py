@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit, urlunsplit
 
 from mcp_sessions.cli.logs import FORMATS, LEVELS, complain
-from mcp_sessions.core.host_keys import place_of
 from mcp_sessions.core.proxies import Proxies
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy, limit_of
@@ -262,6 +261,9 @@ def source(*kinds: str) -> Callable[[str], tuple[str, str]]:
 
 
 def place(text: str) -> str:
+    # Imported here, since it loads a parser of JSON, which few commands need.
+    from mcp_sessions.core.host_keys import place_of
+
     try:
         place_of(text)
     except ConfigurationError as wrong:

@@ -40,7 +40,8 @@ def _completion(shell: str, commands: Mapping[str, str]) -> str:
             "--print-completion needs shtab: pip install 'mcp-sessions[completion]'"
         ) from None
     root = argparse.ArgumentParser(prog="mcp-sessions")
-    made = root.add_subparsers(parser_class=_parser_of)
+    make: Any = _parser_of
+    made: Any = root.add_subparsers(parser_class=make)
     for command, what in commands.items():
         made.add_parser(command, help=what)
     _complete_files(root, shtab)
@@ -53,11 +54,13 @@ def _parser_of(*, prog: str, **_: object) -> Any:
 
 
 def _complete_files(parser: argparse.ArgumentParser, shtab: Any) -> None:
-    for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
-        if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
+    # argparse has no public name for either.
+    actions: list[Any] = parser._actions  # pyright: ignore[reportPrivateUsage]
+    for action in actions:
+        if action.nargs == argparse.PARSER:
             for each in action.choices.values():
                 _complete_files(each, shtab)
         elif action.metavar in _FILES:
-            action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]
+            action.complete = shtab.FILE
         elif action.metavar == "DIR":
-            action.complete = shtab.DIRECTORY  # pyright: ignore[reportAttributeAccessIssue]
+            action.complete = shtab.DIRECTORY
