@@ -30,8 +30,20 @@ def python1_command() -> list[str]:
     Raises:
         MissingPrerequisite: ``venv`` or ``pip`` cannot be used here.
     """
-    requirements = HERE / "python1" / "requirements.txt"
-    home = CACHE / "py1"
+    return python_command("python1", CACHE / "py1")
+
+
+def python_command(project: str, home: Path) -> list[str]:
+    """The command that runs the driver of a folder in an environment of its own.
+
+    Args:
+        project: The folder, with ``requirements.txt`` and ``driver.py``.
+        home: Where the environment is.
+
+    Raises:
+        MissingPrerequisite: ``venv`` or ``pip`` cannot be used here.
+    """
+    requirements = HERE / project / "requirements.txt"
     python = home / "bin" / "python"
     wanted = digest(requirements.read_bytes(), sys.version.encode())
     with one_at_a_time(CACHE):
@@ -43,7 +55,7 @@ def python1_command() -> list[str]:
                 needs="pip, with a package index it can reach",
             )
             remember(home, wanted)
-    return [str(python), str(HERE / "python1" / "driver.py")]
+    return [str(python), str(HERE / project / "driver.py")]
 
 
 def typescript_command(project: str = "typescript") -> list[str]:

@@ -7,15 +7,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Generator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.faults.test_host_keys import running
-from tests.interop.environments import (
-    HERE,
-    node_project,
-)
+from tests.interop.environments import CACHE, HERE, node_project, python_command
 from tests.support.processes import free_port
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
@@ -34,16 +31,18 @@ EXPECTED = [
 ]
 
 
-@pytest.fixture(params=["wrapped", "command"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[str]:
+TARGETS = {"wrapped": [str(TOOLS)], "command": ["--", sys.executable, str(TOOLS)]}
+SERVE = ("-m", "mcp_sessions.cli", "serve", "--tasks", "--task-after", "0.5")
+
+
+@pytest.fixture(params=TARGETS)
+def url(request: pytest.FixtureRequest) -> Generator[str]:
     port = free_port()
-    target = [str(TOOLS)] if request.param == "wrapped" else ["--", sys.executable, str(TOOLS)]
-    options = ("--port", str(port), "--tasks", "--task-after", "0.5")
-    with running("-m", "mcp_sessions.cli", "serve", *options, *target, port=port):
+    with running(*SERVE, "--port", str(port), *TARGETS[request.param], port=port):
         yield f"http://127.0.0.1:{port}/mcp"
 
 
-def outcomes(command: list[str]) -> list[object]:
+def outcomes(command: list[str]) -> list[dict[str, Any]]:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -55,3 +54,18 @@ def test_the_typescript_client_of_tasks_gets_results_answers_questions_and_cance
     home = HERE / "typescript_tasks"
     said = outcomes([node_project(home), str(home / "driver.mjs"), url])
     assert said == EXPECTED
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_fastmcps_client_of_tasks_does_the_same_on_a_pipe(target: str) -> None:
+    driver = python_command("fastmcp_tasks", CACHE / "fastmcp-tasks")
+    said = outcomes([*driver, sys.executable, *SERVE, "--stdio", *TARGETS[target]])
+    # It does not show which call was a task.
+    assert said == [{**each, "kind": ""} for each in EXPECTED]
+
+
+def test_over_http_fastmcps_client_leaves_out_the_header_of_a_poll(url: str) -> None:
+    """Its release 4.1.4: the protocol wants the id in ``Mcp-Name``."""
+    quick, slow = outcomes([*python_command("fastmcp_tasks", CACHE / "fastmcp-tasks"), url])
+    assert quick["text"] == "at once"
+    assert (slow["status"], slow["text"]) == ("refused", -32020)
