@@ -51,14 +51,14 @@ def outcomes(command: list[str]) -> list[dict[str, Any]]:
 def test_the_typescript_client_of_tasks_gets_results_answers_questions_and_cancels(
     url: str,
 ) -> None:
-    home = HERE / "typescript_tasks"
+    home = HERE / "tasks_typescript"
     said = outcomes([node_project(home), str(home / "driver.mjs"), url])
     assert said == EXPECTED
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_fastmcps_client_of_tasks_does_the_same_on_a_pipe(target: str) -> None:
-    driver = python_command("fastmcp_tasks", CACHE / "fastmcp-tasks")
+    driver = python_command("tasks_fastmcp", CACHE / "fastmcp-tasks")
     said = outcomes([*driver, sys.executable, *SERVE, "--stdio", *TARGETS[target]])
     # It does not show which call was a task.
     assert said == [{**each, "kind": ""} for each in EXPECTED]
@@ -66,6 +66,6 @@ def test_fastmcps_client_of_tasks_does_the_same_on_a_pipe(target: str) -> None:
 
 def test_over_http_fastmcps_client_leaves_out_the_header_of_a_poll(url: str) -> None:
     """Its release 4.1.4: the protocol wants the id in ``Mcp-Name``."""
-    quick, slow = outcomes([*python_command("fastmcp_tasks", CACHE / "fastmcp-tasks"), url])
+    quick, slow = outcomes([*python_command("tasks_fastmcp", CACHE / "fastmcp-tasks"), url])
     assert quick["text"] == "at once"
     assert (slow["status"], slow["text"]) == ("refused", -32020)

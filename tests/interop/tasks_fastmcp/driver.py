@@ -8,12 +8,13 @@ import os
 import sys
 from typing import Any
 
+import fastmcp_tasks  # pyright: ignore[reportMissingImports]
 from fastmcp import Client
 from fastmcp.client.transports import StdioTransport
+from mcp import MCPError
 
 # Importing it is what gives tasks to the client.
-from fastmcp_tasks import call_tool_task
-from mcp import MCPError
+call_tool_task: Any = fastmcp_tasks.call_tool_task  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 async def answered(message: str, response_type: Any, params: Any, context: Any) -> dict[str, str]:
@@ -33,7 +34,7 @@ async def main(target: list[str]) -> None:
     async with Client(transport, elicitation_handler=answered, mode="2026-07-28") as client:
         for tool in ("quick", "slow", "ask_two"):
             try:
-                result = await client.call_tool(tool, {})
+                result: Any = await client.call_tool(tool, {})
             except MCPError as refused:
                 say(tool, "refused", refused.error.code)
                 return
