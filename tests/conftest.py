@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from mcp_sessions.seldom import Seldom
 from tests.support.forking import fork_programs
+from tests.support.postgres_server import stop_shared_postgres
 from tests.support.redis_server import stop_shared_redis
 from tests.support.unseen import Unseen
 
@@ -138,7 +139,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_redis_is_left() -> Generator[None]:
-    """The server that tests share is started by the first that needs it, and stopped here."""
+def no_server_is_left() -> Generator[None]:
+    """The servers that tests share are started by the first that needs them, and stopped here."""
     yield
     stop_shared_redis()
+    stop_shared_postgres()

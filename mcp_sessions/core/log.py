@@ -13,7 +13,7 @@ Rules that must hold, and that the tests in ``tests/core/test_log.py`` own:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -114,6 +114,22 @@ class LoggedEvent(NamedTuple):
         return Position(LogEpoch(self.event_id.partition("-")[0]), self.number)
 
 
+class LogCounts(NamedTuple):
+    """What a log knows without its events."""
+
+    log_epoch: LogEpoch
+    head: int
+    floor: int
+    evicted: int
+    """The newest number that space took."""
+
+    count: int
+    """Of the events kept."""
+
+    size: int
+    """Their bytes."""
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class EventLog:
     log_epoch: LogEpoch
@@ -125,6 +141,9 @@ class EventLog:
     size: int = field(init=False, default=0)
     """Encoded bytes kept."""
 
+    _count: int = field(init=False, default=0)
+    """Of the events kept."""
+
     _head: int = field(init=False, default=0)
     _floor: int = field(init=False, default=0)
     _evicted: int = field(init=False, default=0)
@@ -132,8 +151,45 @@ class EventLog:
     _names: dict[int, str] | None = field(init=False, default=None)
     """Of the events that have one."""
 
+    @classmethod
+    def restored(
+        cls,
+        counts: LogCounts,
+        window: Window,
+        events: dict[int, LoggedEvent],
+        names: dict[int, str],
+    ) -> EventLog:
+        """Return a log as a store kept it.
+
+        Args:
+            events: By number, in order. It may be a part of them that raises an error of its own
+                for what it lacks.
+            names: Those of the events that have one.
+        """
+        log = cls(counts.log_epoch, window)
+        log._head, log._floor, log._evicted = counts.head, counts.floor, counts.evicted
+        log._count, log.size, log._events = counts.count, counts.size, events
+        log._names = names or None
+        log._by_key = {event.key: number for number, event in events.items() if event.key} or None
+        log._oldest = min(events, default=counts.head + 1)
+        return log
+
+    @property
+    def counts(self) -> LogCounts:
+        return LogCounts(
+            self.log_epoch, self._head, self._floor, self._evicted, self._count, self.size
+        )
+
+    @property
+    def events(self) -> Mapping[int, LoggedEvent]:
+        """By number."""
+        return self._events
+
+    def name_of(self, number: int) -> str | None:
+        return (self._names or {}).get(number)
+
     def __len__(self) -> int:
-        return len(self._events)
+        return self._count
 
     @property
     def head(self) -> Position:
@@ -178,6 +234,7 @@ class EventLog:
             replaced = self._by_key.get(key)
             if replaced is not None:
                 self.size -= len(self._events.pop(replaced).payload)
+                self._count -= 1
                 if self._names is not None:
                     self._names.pop(replaced, None)
             self._by_key[key] = number
@@ -187,6 +244,7 @@ class EventLog:
             self._names[number] = draft.name
         self._events[number] = event
         self.size += len(payload)
+        self._count += 1
         self._head = number
         self._evict(now)
         return event
@@ -250,9 +308,10 @@ class EventLog:
 
     def empty(self) -> None:
         """Remove every event, as if space had taken it."""
-        if self._events:
+        if self._count:
             self._evicted = self._floor = self._head
-            self._events, self._by_key, self._names, self.size = {}, None, None, 0
+            self._events, self._by_key, self._names = {}, None, None
+            self.size = self._count = 0
             self._oldest = self._head + 1
 
     def drop_origin(self, origin: SessionId) -> int:
@@ -268,19 +327,19 @@ class EventLog:
     def _after(self, number: int) -> Iterator[LoggedEvent]:
         # A page deep in a long log must not walk everything before it: when most of the
         # numbers are there, stepping through them is cheaper than through the dictionary.
-        if len(self._events) * 4 > self._head - number:
+        if self._count * 4 > self._head - number:
             events = self._events
             return (events[n] for n in range(number + 1, self._head + 1) if n in events)
         return (event for event in self._events.values() if event.number > number)
 
     def _evict(self, now: float) -> None:
         events, number = self._events, self._oldest
-        while events:
+        while self._count:
             # Skips replaced numbers. Asking the dictionary for its first entry would
             # walk over all that was removed before it.
             while number not in events:
                 number += 1
-            lost = self._window.loses(events[number].at, len(events), self.size, now)
+            lost = self._window.loses(events[number].at, self._count, self.size, now)
             if lost is None:
                 break
             if lost is Refusal.EVICTED:
@@ -292,6 +351,7 @@ class EventLog:
     def _forget(self, number: int) -> None:
         event = self._events.pop(number)
         self.size -= len(event.payload)
+        self._count -= 1
         if self._names is not None:
             self._names.pop(number, None)
         by_key = self._by_key

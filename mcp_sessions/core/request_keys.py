@@ -179,6 +179,41 @@ class RequestKeys:
     _finished: deque[RequestKey] = field(default_factory=deque[RequestKey])
     _answered: deque[RequestKey] = field(default_factory=deque[RequestKey])
 
+    @classmethod
+    def restored(
+        cls,
+        *,
+        max_bytes: int,
+        lifetime: float,
+        size: int,
+        answers: int,
+        known: dict[RequestKey, KeyedRequest],
+        finished: deque[RequestKey],
+        answered: deque[RequestKey],
+    ) -> RequestKeys:
+        """Return keys as a store kept them.
+
+        Args:
+            answers: Of ``size``, the bytes of kept answers.
+            known: It may be a part of them.
+            finished: Those that finished, oldest first. It may be the beginning, which raises an
+                error of its own at its end.
+            answered: In the same way, those whose answer is kept.
+        """
+        keys = cls(max_bytes=max_bytes, lifetime=lifetime, size=size)
+        keys._answers, keys._known = answers, known
+        keys._finished, keys._answered = finished, answered
+        return keys
+
+    @property
+    def answer_bytes(self) -> int:
+        """The bytes of kept answers."""
+        return self._answers
+
+    @property
+    def known(self) -> Mapping[RequestKey, KeyedRequest]:
+        return self._known
+
     def __len__(self) -> int:
         return len(self._known)
 

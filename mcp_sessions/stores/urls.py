@@ -10,6 +10,7 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 
 _REDIS = frozenset({"redis", "rediss", "valkey", "valkeys", "unix"})
+_POSTGRES = frozenset({"postgresql", "postgres"})
 SQLITE_SHAPE = "sqlite:///relative.db or sqlite:////absolute.db"
 
 
@@ -22,6 +23,7 @@ def open_store(url: str | os.PathLike[str]) -> SessionStore:
             ``sqlite:////absolute.db``: a file; ``?durability=full`` for one that survives a
             power loss too. ``redis://``, ``rediss://``, ``valkey://``, ``valkeys://``,
             ``unix://``: Redis or Valkey; ``?namespace=…`` where several share it.
+            ``postgresql://``: Postgres; ``?schema=…`` where several share it.
 
     Raises:
         ConfigurationError: No store has such a URL, or what it needs is not installed. The
@@ -46,6 +48,16 @@ def open_store(url: str | os.PathLike[str]) -> SessionStore:
                 f"{scheme}:// needs redis-py: pip install 'mcp-sessions[redis]'"
             ) from missing
         return RedisStore(url)
+    if scheme in _POSTGRES:
+        try:
+            from mcp_sessions.stores.postgres.postgres_store import PostgresStore
+        except ModuleNotFoundError as missing:
+            if (missing.name or "").partition(".")[0] != "asyncpg":
+                raise
+            raise ConfigurationError(
+                f"{scheme}:// needs asyncpg: pip install 'mcp-sessions[postgres]'"
+            ) from missing
+        return PostgresStore(url)
     if scheme == "sqlite":
         # A user of another store need not wait for the import.
         from mcp_sessions.stores.sqlite.schema import Durability
@@ -53,7 +65,8 @@ def open_store(url: str | os.PathLike[str]) -> SessionStore:
 
         path, durability = sqlite_file(url)
         return SQLiteStore(path, cast("Durability", durability))
-    known = f"memory://, {SQLITE_SHAPE}, redis://, rediss://, valkey://, valkeys://, unix://"
+    known = f"memory://, {SQLITE_SHAPE}, redis://, rediss://, valkey://, valkeys://, unix://, "
+    known += "postgresql://"
     raise ConfigurationError(
         f"unknown store {scheme or url.partition(':')[0]!r}: use one of {known}"
     )

@@ -11,6 +11,7 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from mcp_sessions.testing import MakeStore, MakeTwoStores
+from tests.support.postgres_server import postgres_store, two_postgres_stores
 from tests.support.redis_server import redis_store, two_redis_stores
 
 
@@ -32,6 +33,7 @@ def two_shared_stores() -> tuple[SessionStore, SessionStore]:
 
 STORES: Mapping[str, MakeStore] = {
     "memory": MemoryStore,
+    "postgres": postgres_store,
     "redis": redis_store,
     "sqlite": sqlite_store,
 }
@@ -39,11 +41,15 @@ STORES: Mapping[str, MakeStore] = {
 
 EXCHANGES: Mapping[str, MakeTwoStores] = {
     "in-one-process": two_shared_stores,
+    "postgres": two_postgres_stores,
     "redis": two_redis_stores,
 }
 """Name → how to make two that share everything."""
 
-MARKS: Mapping[str, pytest.MarkDecorator] = {"redis": pytest.mark.redis}
+MARKS: Mapping[str, pytest.MarkDecorator] = {
+    "postgres": pytest.mark.postgres,
+    "redis": pytest.mark.redis,
+}
 """Name → what leaves its tests out, where something must be there for them."""
 
 

@@ -14,8 +14,8 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.redis.commands import FRESH, SharedClock
 from mcp_sessions.stores.redis.redis_store import RedisStore
+from mcp_sessions.stores.shared_clock import FRESH, SharedClock
 from tests.support.redis_server import keys_of, namespace, shared_redis
 
 pytestmark = pytest.mark.anyio

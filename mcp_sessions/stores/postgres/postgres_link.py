@@ -1,0 +1,201 @@
+"""Connections to a Postgres, and its failures in an operator's words.
+
+Rules:
+
+1. A statement is sent once. When its answer does not come, it is unknown whether it was done:
+   :class:`StoreUnavailable`.
+2. Nothing waits longer than the timeout.
+3. After an attempt to connect that failed, all calls fail at once for ``REST`` seconds.
+4. A statement that another one's step undid (a deadlock) was not done. It is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import asyncpg
+
+from mcp_sessions.errors import ConfigurationError, StoreRefused, StoreUnavailable
+
+TIMEOUT = 3.0
+"""Seconds that an answer, or a connection, may take if nothing else is said."""
+
+REST = 0.5
+"""Seconds between two attempts to connect."""
+
+MOST = 10
+"""Connections of a process, and one that listens."""
+
+_UNDONE = 20
+"""How often a statement that was undone is sent again."""
+
+_REFUSALS: Sequence[tuple[str, str, str | None]] = (
+    ("53100", "has a full disk: it refuses writes. Make room", "full"),
+    ("53200", "is out of memory", "full"),
+    ("53300", "has too many connections (max_connections). Allow more, or use a pooler", None),
+    ("25006", "is read-only: it refuses writes. Let --store name the primary", "read-only"),
+    ("28", "refused the user or the password. Look at both in the URL", "credentials"),
+    ("3D000", "has no such database. Create it", None),
+    ("42501", "does not allow this (privileges). Let the user own the schema", "credentials"),
+    ("57P", "is shutting down, or starting", None),
+    ("42", "has other tables than this release needs. Another program may have changed them", None),
+    ("22", "refused a value", None),
+)
+"""The beginning of an error's code, its meaning, read after "Postgres at HOST:PORT", and the word
+for clients."""
+
+
+class _Connection(asyncpg.Connection):
+    """A connection that keeps nothing between two statements: it needs no reset."""
+
+    def get_reset_query(self) -> str:
+        return ""
+
+
+class PostgresLink:
+    """Args:
+    url: ``postgresql://…``, as asyncpg takes it.
+    schema: The schema of the tables.
+    timeout: Seconds that an answer, or a connection, may take.
+    """
+
+    def __init__(self, url: str, schema: str, timeout: float) -> None:
+        self.timeout = timeout
+        self.schema = schema
+        self._url = url
+        parts = urlsplit(url)
+        self.name = f"Postgres at {parts.hostname or 'localhost'}:{parts.port or 5432}"
+        self._pool: asyncpg.Pool[Any] | None = None
+        self._opening = asyncio.Lock()
+        self._failed: StoreUnavailable | None = None
+        self._rests_until = 0.0
+        self._is_closed = False
+
+    async def connect(self) -> asyncpg.Connection[Any]:
+        """A new connection of the caller's own.
+
+        Raises:
+            StoreUnavailable: It could not be made.
+        """
+        loop = asyncio.get_running_loop()
+        if self._failed is not None and loop.time() < self._rests_until:
+            raise type(self._failed)(*self._failed.args)
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await asyncpg.connect(
+                    self._url,
+                    timeout=self.timeout,
+                    command_timeout=self.timeout,
+                    server_settings=self._settings(),
+                )
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as failed:
+            self._failed, self._rests_until = self.explained(failed), loop.time() + REST
+            raise self._failed from failed
+
+    def _settings(self) -> dict[str, str]:
+        return {"search_path": self.schema, "application_name": "mcp-sessions", "jit": "off"}
+
+    async def _opened(self) -> asyncpg.Pool[Any]:
+        async with self._opening:
+            if self._is_closed:
+                raise StoreUnavailable("the connections to Postgres are closed")
+            if self._pool is not None:
+                return self._pool
+            loop = asyncio.get_running_loop()
+            if self._failed is not None and loop.time() < self._rests_until:
+                raise type(self._failed)(*self._failed.args)
+            try:
+                async with asyncio.timeout(self.timeout):
+                    self._pool = await asyncpg.create_pool(
+                        self._url,
+                        min_size=1,
+                        max_size=MOST,
+                        timeout=self.timeout,
+                        command_timeout=self.timeout,
+                        connection_class=_Connection,
+                        server_settings=self._settings(),
+                    )
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as failed:
+                self._failed, self._rests_until = self.explained(failed), loop.time() + REST
+                raise self._failed from failed
+            return self._pool
+
+    async def fetch(self, sql: str, *values: Any) -> list[asyncpg.Record]:
+        """Send one statement; its rows.
+
+        Raises:
+            UniqueViolationError: A row with that key is there. Nothing was done.
+            StoreUnavailable: Unknown whether it was done.
+            StoreRefused: It was not done.
+        """
+        for left in range(_UNDONE, -1, -1):
+            pool = self._pool if self._pool is not None else await self._opened()
+            try:
+                async with pool.acquire(timeout=self.timeout) as connection:
+                    return await connection.fetch(sql, *values)
+            except asyncpg.UniqueViolationError:
+                raise
+            except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError) as undone:
+                if not left:
+                    raise self.explained(undone) from undone
+                await asyncio.sleep(random.random() * 0.01)
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as failed:
+                raise self.explained(failed) from failed
+        raise AssertionError("the last time raises")
+
+    async def run(self, script: str) -> None:
+        """Send a script without values: one transaction."""
+        pool = await self._opened()
+        try:
+            async with pool.acquire(timeout=self.timeout) as connection:
+                await connection.execute(script)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as failed:
+            raise self.explained(failed) from failed
+
+    async def close(self) -> None:
+        self._is_closed = True
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.timeout):
+                    await pool.close()
+                return
+            pool.terminate()
+
+    def explained(self, failed: BaseException) -> StoreUnavailable:
+        """The error for the caller. A server's text may quote a value, so it is left out."""
+        if isinstance(failed, TimeoutError):
+            return StoreUnavailable(f"{self.name} did not answer within {self.timeout:g} s")
+        code = getattr(failed, "sqlstate", None)
+        if isinstance(failed, asyncpg.PostgresError) and isinstance(code, str):
+            for beginning, meaning, word in _REFUSALS:
+                if code.startswith(beginning):
+                    kind = StoreUnavailable if beginning == "57P" else StoreRefused
+                    text = f"{self.name} {meaning} ({code})"
+                    return kind(text) if kind is StoreUnavailable else StoreRefused(text, word)
+            return StoreUnavailable(f"{self.name} answered with the error {code}")
+        if isinstance(failed, ConnectionRefusedError):
+            return StoreUnavailable(f"{self.name} takes no connections: is it running?")
+        return StoreUnavailable(f"the connection to {self.name} failed: {type(failed).__name__}")
+
+
+def split_url(url: str) -> tuple[str, dict[str, str]]:
+    """The URL for asyncpg, and the options of ours: ``schema``, ``timeout``.
+
+    Raises:
+        ConfigurationError: It names no server.
+    """
+    parts = urlsplit(url)
+    try:
+        _ = parts.port
+    except ValueError as wrong:
+        raise ConfigurationError("the port in a postgresql:// URL is a number") from wrong
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    ours = {name: value for name, value in pairs if name in ("schema", "timeout")}
+    others = [(name, value) for name, value in pairs if name not in ours]
+    return urlunsplit(parts._replace(query=urlencode(others))), ours

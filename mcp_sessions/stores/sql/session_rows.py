@@ -1,0 +1,530 @@
+"""Rows of a session, as objects of ``core/`` and back.
+
+A session is one row, a row for each event that it keeps, and one for each request key. What
+changes with nearly each step is in ``body``. What rarely changes, or may be long, has a column of
+its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from mcp_sessions.core.life import Life
+from mcp_sessions.core.log import UNBOUNDED, EventLog, LogCounts, LoggedEvent, Window
+from mcp_sessions.core.messages import decode, encode
+from mcp_sessions.core.request_keys import KeyedRequest, KeyState, RequestKeys
+from mcp_sessions.core.states import Mode
+from mcp_sessions.ids import (
+    EVENTS,
+    ConnectionId,
+    FencingEpoch,
+    LogEpoch,
+    Position,
+    RequestKey,
+    SessionEventId,
+    SessionId,
+    StreamName,
+)
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import Principal
+from mcp_sessions.stores.memory.tables import MemorySession
+from mcp_sessions.stores.records import (
+    NO_STATE,
+    CurrentSession,
+    Data,
+    Peer,
+    SessionClient,
+    SessionRecord,
+    StoredState,
+    attachment_of,
+)
+from mcp_sessions.stores.sql.partly_read import LeftOut, Oldest, ReadEvents
+
+COARSE = 0.01
+"""Share of the time that a session has left by which its ``due_at`` may be too early. A column with
+an index that changes with each request would make each request slower."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The rows that a step reads of a session, besides its own."""
+
+    stream: StreamName | None = None
+    """The log; None: the one that takes a change of the server (:class:`ServerChange`)."""
+
+    log: bool = False
+    """The oldest events of that log, for those that go."""
+
+    key: tuple[SessionId | None, str] | None = None
+    """The event with that coalescing key."""
+
+    name: str | None = None
+    """The event of that name."""
+
+    after: int | None = None
+    """The events after that number, whole."""
+
+    limit: int | None = None
+    """Of these, a page."""
+
+    origin: SessionId | None = None
+    """The events of that session."""
+
+    request_key: RequestKey | None = None
+    data: bool = False
+    oldest: int = 8
+
+    def more(self) -> Wanted:
+        return replace(self, oldest=self.oldest * 16)
+
+
+class EventRow(NamedTuple):
+    number: int
+    at: float
+    size: int
+    key: bytes | None
+    origin: bytes | None
+    name: bytes | None
+    payload: bytes | None
+    """None: left out."""
+
+
+class KeyRow(NamedTuple):
+    key: bytes
+    digest: bytes
+    runner: str
+    run: str
+    scopes: bytes
+    at: float
+    state: str
+    size: int
+    outcome: bytes | None
+    """None: left out."""
+
+
+class SessionRow(NamedTuple):
+    sid: str
+    version: int
+    mode: str
+    owner: bytes
+    created_at: float
+    expires_at: float
+    ends_at: float
+    due_at: float
+    facts: bytes
+    body: bytes
+    state: bytes | None
+    uris: bytes | None
+
+
+@dataclass(slots=True)
+class Found:
+    """The rows that a step read of one session."""
+
+    row: SessionRow
+    data: bytes | None = None
+    events: list[EventRow] = field(default_factory=list[EventRow])
+    read: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """See :class:`ReadEvents`."""
+
+    asked_key: KeyRow | None = None
+    finished: list[KeyRow] = field(default_factory=list[KeyRow])
+    answered: list[KeyRow] = field(default_factory=list[KeyRow])
+    oldest: int = 0
+    """How many of each were asked for."""
+
+
+class Stored(NamedTuple):
+    """A session as a step found it."""
+
+    row: SessionRow
+    session: MemorySession
+    carried: dict[SessionId, Position]
+    data: Data | None
+    logs: dict[StreamName, EventLog]
+    keys: dict[RequestKey, tuple[KeyState, float, str, str]]
+    finished: int
+    """The number of keys that finished so far, in all."""
+
+    holder: str | None
+    state: StoredState
+    uris: frozenset[str]
+
+
+class AddedEvent(NamedTuple):
+    stream: StreamName
+    event: LoggedEvent
+    name: str | None
+
+
+class StoredKey(NamedTuple):
+    key: RequestKey
+    entry: KeyedRequest
+    finished: int | None
+
+
+@dataclass(slots=True)
+class Change:
+    """What a step changes of one session. ``None`` for a column: it stays."""
+
+    row: SessionRow
+    """As it was read: whoever changed it since comes first."""
+
+    expires_at: float
+    due_at: float
+    weight: int
+    """Bytes of its events and keys."""
+
+    body: bytes
+    state: bytes | None = None
+    uris: tuple[bytes, list[int]] | None = None
+    data: bytes | None = None
+    added: list[AddedEvent] = field(default_factory=list[AddedEvent])
+    removed: list[tuple[StreamName, int]] = field(default_factory=list[tuple[StreamName, int]])
+    wiped: list[StreamName] = field(default_factory=list[StreamName])
+    """Logs whose events all go. None of ``added`` is of one."""
+
+    keys: list[StoredKey] = field(default_factory=list[StoredKey])
+    gone_keys: list[RequestKey] = field(default_factory=list[RequestKey])
+    attachment: tuple[str | None, int] = (None, 0)
+
+
+def loads(value: bytes) -> Any:
+    try:
+        return decode(value)
+    except ValueError:
+        # A lone surrogate: JSON has it, orjson does not read it.
+        return json.loads(value)
+
+
+def owner_of(principal: Principal) -> bytes:
+    return encode([principal.client_id, principal.issuer, principal.subject])
+
+
+def facts_of(principal: Principal, peer: Peer | None) -> bytes:
+    client = [peer.protocol_version, peer.initialize_params, peer.modern] if peer else None
+    return encode([sorted(principal.scopes), principal.expires_at, client])
+
+
+@lru_cache(maxsize=1_024)
+def _facts(owner: bytes, facts: bytes) -> tuple[Principal, Peer | None]:
+    client_id, issuer, subject = loads(owner)
+    scopes, expires_at, client = loads(facts)
+    principal = Principal(client_id, issuer, subject, frozenset(scopes), expires_at)
+    return principal, Peer(*client) if client is not None else None
+
+
+def tag_of(text: bytes) -> int:
+    """A number that an index finds a text of any length by. Texts may share one."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
+
+
+def key_bytes(key: tuple[SessionId | None, str]) -> bytes:
+    return encode(list(key))
+
+
+def text_bytes(text: str) -> bytes:
+    """A text of a peer, which may hold what a database takes for no text."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def text_of(stored: bytes) -> str:
+    return stored.decode("utf-8", "surrogatepass")
+
+
+def uri_tags(uris: Iterable[str]) -> list[int]:
+    return sorted(tag_of(text_bytes(uri)) for uri in uris)
+
+
+def due_of(expires_at: float, now: float, before: float) -> float:
+    """When a session may have to end at the earliest, for the index.
+
+    Args:
+        before: What the row has.
+    """
+    if now < before <= expires_at and before >= expires_at - (expires_at - now) * COARSE:
+        return before
+    return expires_at
+
+
+# --- from rows -------------------------------------------------------------------------------
+
+
+def record_of(row: SessionRow) -> SessionRecord:
+    """Raises:
+    ValueError, TypeError, LookupError: Another program wrote it.
+    """
+    return _record(row, loads(row.body))
+
+
+def _record(row: SessionRow, body: Mapping[str, Any]) -> SessionRecord:
+    principal, peer = _facts(row.owner, row.facts)
+    current, waits_from, lists = body.get("current"), body.get("waits"), body.get("lists")
+    epoch = FencingEpoch(body["fence"])
+    connection = body.get("connection")
+    client = SessionClient(
+        peer,
+        CurrentSession(SessionId(current[0]), FencingEpoch(current[1])) if current else None,
+        stream_opened=body.get("opened", False),
+        subscriptions=frozenset(loads(row.uris)) if row.uris is not None else frozenset(),
+        lists=frozenset(lists) if lists is not None else None,
+        waits_from=SessionEventId(waits_from) if waits_from is not None else None,
+        log_level=body.get("level"),
+    )
+    carried = body.get("carried")
+    if carried:
+        client.carried = {
+            SessionId(origin): FencingEpoch(entry[0]) for origin, entry in carried.items()
+        }
+    state = NO_STATE
+    if row.state is not None:
+        values, version = loads(row.state)
+        state = StoredState(values, version)
+    return SessionRecord(
+        SessionId(row.sid),
+        Mode(row.mode),
+        principal,
+        Life(row.created_at, row.expires_at, row.ends_at),
+        client,
+        fencing_epoch=epoch,
+        attachment=attachment_of(
+            ConnectionId(connection) if connection is not None else None, epoch
+        ),
+        state=state,
+    )
+
+
+def _event(log_epoch: LogEpoch, row: EventRow) -> LoggedEvent:
+    key = None
+    if row.key is not None:
+        origin, text = loads(row.key)
+        key = (SessionId(origin) if origin is not None else None, text)
+    return LoggedEvent(
+        Position(log_epoch, row.number).event_id(),
+        row.number,
+        row.payload if row.payload is not None else LeftOut(row.size),
+        row.at,
+        key,
+        SessionId(text_of(row.origin)) if row.origin is not None else None,
+    )
+
+
+def read_log(
+    counts: LogCounts, window: Window, rows: Sequence[EventRow], read: Sequence[tuple[int, int]]
+) -> EventLog:
+    by_number: dict[int, EventRow] = {}
+    for row in rows:
+        if row.number not in by_number or row.payload is not None:
+            by_number[row.number] = row
+    ordered = [by_number[number] for number in sorted(by_number)]
+    events = ReadEvents((_event(counts.log_epoch, row) for row in ordered), read)
+    names = {row.number: text_of(row.name) for row in ordered if row.name is not None}
+    return EventLog.restored(counts, window, events, names)
+
+
+def _keyed(row: KeyRow) -> tuple[RequestKey, KeyedRequest]:
+    return RequestKey(text_of(row.key)), KeyedRequest(
+        row.digest,
+        row.runner,
+        row.at,
+        KeyState(row.state),
+        row.outcome if row.outcome is not None else LeftOut(row.size),
+        frozenset(loads(row.scopes)),
+        row.run,
+    )
+
+
+def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Window) -> Stored:
+    """Args:
+        stream: The log of the events that were read.
+
+    Raises:
+        ValueError, TypeError, LookupError: Another program wrote it.
+    """
+    row = found.row
+    body = loads(row.body)
+    record = _record(row, body)
+    logs: dict[StreamName, EventLog] = {}
+    for name, (epoch, *counts) in body["logs"].items():
+        is_read = name == stream
+        whole = UNBOUNDED if record.mode is Mode.AGENT and name == EVENTS else window
+        logs[StreamName(name)] = read_log(
+            LogCounts(LogEpoch(epoch), *counts),
+            whole,
+            found.events if is_read else (),
+            found.read if is_read else (),
+        )
+    streams = {name: log for name, log in logs.items() if name != EVENTS}
+    session = MemorySession(record, logs.get(EVENTS), streams or None)
+    counts = body.get("keys")
+    before: dict[RequestKey, tuple[KeyState, float, str, str]] = {}
+    if counts is not None:
+        rows = [*found.finished, *found.answered]
+        known = dict(map(_keyed, rows))
+        if found.asked_key is not None:
+            name, entry = _keyed(found.asked_key)
+            known[name] = entry
+        before = {name: _state_of(entry) for name, entry in known.items()}
+        session.keys = RequestKeys.restored(
+            max_bytes=policy.request_key_bytes,
+            lifetime=policy.request_key_lifetime,
+            size=counts[0],
+            answers=counts[1],
+            known=known,
+            finished=_oldest(found.finished, found.oldest),
+            answered=_oldest(found.answered, found.oldest),
+        )
+    if found.data is not None:
+        value, version = loads(found.data)
+        session.data = Data(value, version)
+    session.uri_bytes = sum(len(text_bytes(uri)) for uri in record.client.subscriptions)
+    carried = {
+        SessionId(origin): Position(LogEpoch(entry[1]), entry[2])
+        for origin, entry in (body.get("carried") or {}).items()
+    }
+    return Stored(
+        row, session, carried, session.data, logs, before,
+        counts[2] if counts is not None else 0, body.get("holder"), record.state,
+        record.client.subscriptions,
+    )  # fmt: skip
+
+
+def _oldest(rows: Sequence[KeyRow], asked_for: int) -> deque[RequestKey]:
+    names = [RequestKey(text_of(row.key)) for row in rows]
+    return Oldest(names, len(rows) < asked_for)
+
+
+def _state_of(entry: KeyedRequest) -> tuple[KeyState, float, str, str]:
+    return entry.state, entry.at, entry.runner, entry.run
+
+
+# --- to rows ---------------------------------------------------------------------------------
+
+
+def change_of(
+    before: Stored,
+    session: MemorySession,
+    carried: Mapping[SessionId, Position],
+    holder: str | None,
+    now: float,
+) -> Change | None:
+    """What a step changed; None: nothing."""
+    record, row = session.record, before.row
+    change = Change(row, record.life.expires_at, row.due_at, 0, b"")
+    logs = dict(session.streams or {})
+    if session.events is not None:
+        logs[EVENTS] = session.events
+    for name, log in before.logs.items():
+        now_there = logs.get(name)
+        if now_there is not log or not isinstance(log.events, ReadEvents):
+            # Dropped, made anew, or emptied.
+            change.wiped.append(name)
+    for name, log in logs.items():
+        events = log.events
+        rows = events.stored if isinstance(events, ReadEvents) else frozenset[int]()
+        change.added += [
+            AddedEvent(name, events[number], log.name_of(number)) for number in events.keys() - rows
+        ]
+        change.removed += [(name, number) for number in rows - events.keys()]
+    change.added.sort(key=lambda added: (added.stream, added.event.number))
+    finished = _keys_changed(change, before, session)
+    body = _body(session, logs, carried, holder, finished)
+    change.body = encode(body)
+    if record.state is not before.state:
+        change.state = encode([dict(record.state.values), record.state.version])
+    if record.client.subscriptions != before.uris:
+        uris = sorted(record.client.subscriptions)
+        change.uris = encode(uris), uri_tags(uris)
+    if session.data is not None and session.data is not before.data:
+        change.data = encode([session.data.value, session.data.version])
+    if change.expires_at != row.expires_at or row.due_at <= now:
+        change.due_at = due_of(change.expires_at, now, row.due_at)
+    if record.attachment is not None:
+        attached = record.attachment
+        change.attachment = attached.connection_id, attached.fencing_epoch
+    is_same = (
+        change.body == row.body
+        and (change.expires_at, change.due_at) == (row.expires_at, row.due_at)
+        and change.state is change.uris is change.data is None
+        and not (change.added or change.removed or change.wiped)
+        and not (change.keys or change.gone_keys)
+    )
+    if is_same:
+        return None
+    change.weight = sum(log.size for log in logs.values())
+    change.weight += session.keys.size if session.keys is not None else 0
+    return change
+
+
+def _keys_changed(change: Change, before: Stored, session: MemorySession) -> int:
+    finished = before.finished
+    if session.keys is None:
+        return finished
+    for name, entry in session.keys.known.items():
+        state = _state_of(entry)
+        known = before.keys.get(name)
+        if state == known:
+            continue
+        ended = None
+        if entry.state is not KeyState.RUNNING:
+            if known is None or known[0] is KeyState.RUNNING:
+                finished += 1
+                ended = finished
+        change.keys.append(StoredKey(name, entry, ended))
+    change.gone_keys = [name for name in before.keys if name not in session.keys.known]
+    return finished
+
+
+def _body(
+    session: MemorySession,
+    logs: Mapping[StreamName, EventLog],
+    carried: Mapping[SessionId, Position],
+    holder: str | None,
+    finished: int,
+) -> dict[str, Any]:
+    record = session.record
+    client = record.client
+    body: dict[str, Any] = {
+        "fence": record.fencing_epoch,
+        "logs": {name: list(log.counts) for name, log in sorted(logs.items())},
+    }
+    if record.attachment is not None:
+        body["connection"] = record.attachment.connection_id
+    if client.current is not None:
+        body["current"] = [client.current.session_id, client.current.fencing_epoch]
+    if client.stream_opened:
+        body["opened"] = True
+    if client.carried:
+        body["carried"] = {
+            origin: [epoch, carried[origin].log_epoch, carried[origin].number]
+            for origin, epoch in sorted(client.carried.items())
+        }
+    if client.lists is not None:
+        body["lists"] = sorted(client.lists)
+    if client.waits_from is not None:
+        body["waits"] = client.waits_from
+    if client.log_level is not None:
+        body["level"] = client.log_level
+    if session.keys is not None:
+        body["keys"] = [session.keys.size, session.keys.answer_bytes, finished]
+    if holder is not None:
+        body["holder"] = holder
+    return body
+
+
+def new_row(record: SessionRecord, log: EventLog | None) -> SessionRow:
+    session = MemorySession(record, log)
+    logs = {EVENTS: log} if log is not None else {}
+    life = record.life
+    facts = facts_of(record.principal, record.client.peer)
+    return SessionRow(
+        record.session_id, 1, record.mode.value, owner_of(record.principal), life.created_at,
+        life.expires_at, life.ends_at, life.expires_at, facts,
+        encode(_body(session, logs, {}, None, 0)), None, None,
+    )  # fmt: skip

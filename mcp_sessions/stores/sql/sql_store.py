@@ -1,0 +1,727 @@
+"""The steps of a store that keeps its sessions in the rows of a database.
+
+A step reads the rows that it needs, in one statement. The store in memory, with nothing in it but
+these sessions, does the step: so the rules are the same. Then one statement writes what changed, if
+nobody changed the sessions meanwhile. If somebody did, nothing is written, and the step begins
+anew. No lock is held while a process thinks, and a step is two round trips.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Protocol, TypeVar
+
+from mcp_sessions.core.life import asleep_by, has_come, idle_time, new_life, unused_by
+from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, LoggedEvent
+from mcp_sessions.core.request_keys import KeyUse
+from mcp_sessions.core.states import UNNAMED, Mode
+from mcp_sessions.errors import Refusal, StoreRefused, StoreUnavailable
+from mcp_sessions.ids import (
+    EVENTS,
+    GET_STREAM,
+    ConnectionId,
+    FencingEpoch,
+    Position,
+    RequestKey,
+    SessionId,
+    StreamName,
+    parse_position,
+)
+from mcp_sessions.locks import Locks
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import Principal
+from mcp_sessions.security import mint_log_epoch, mint_session_id
+from mcp_sessions.stores.limits import check_peer, check_sessions
+from mcp_sessions.stores.memory.memory_store import MemoryStore
+from mcp_sessions.stores.memory.tables import MemorySession, Owner
+from mcp_sessions.stores.record_changes import RecordChange
+from mcp_sessions.stores.records import (
+    Admitted,
+    Appended,
+    AppendedChange,
+    Attached,
+    Audience,
+    CurrentUse,
+    Data,
+    Peer,
+    Relayed,
+    ServerChange,
+    SessionRecord,
+    StreamHead,
+)
+from mcp_sessions.stores.sql.partly_read import NotRead
+from mcp_sessions.stores.sql.session_rows import (
+    COARSE,
+    Change,
+    Found,
+    SessionRow,
+    Stored,
+    Wanted,
+    change_of,
+    new_row,
+    owner_of,
+    record_of,
+    stored,
+    uri_tags,
+)
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PAGE = 256
+"""Sessions that one statement reads, of many."""
+
+TRIES = 50
+"""How often a step begins anew because somebody else was first. Each time somebody else's step was
+done."""
+
+_CANDIDATES = 2_048
+"""Sessions that are looked at when room has to be made."""
+
+_NOTHING = Wanted()
+
+
+class Counted(Exception):
+    """Another process made a session meanwhile. Nothing was made."""
+
+
+class Engine(Protocol):
+    """Reads and writes rows. Each method is one statement, or one transaction.
+
+    Raises (each method):
+        StoreUnavailable: Unknown whether it was done.
+    """
+
+    async def read(self, session_ids: Collection[SessionId], wanted: Wanted) -> list[Found]: ...
+
+    async def write(self, changes: Sequence[Change]) -> set[SessionId]:
+        """Write the changes of those sessions that are as they were read; which ones."""
+        ...
+
+    async def count(self, owner: bytes) -> tuple[int, int, int]:
+        """The number of sessions; of these, the owner's; and what :meth:`add` needs."""
+        ...
+
+    async def add(self, row: SessionRow, counted: int) -> bool:
+        """Add a session. False: one was added since ``counted``, or its id is there."""
+        ...
+
+    async def remove(self, rows: Sequence[tuple[SessionId, int | None]]) -> list[SessionRow]:
+        """Remove sessions, those that still have that version (None: whichever)."""
+        ...
+
+    async def due(
+        self, by: float, limit: int, *, after: tuple[float, str] | None = None
+    ) -> list[Found]:
+        """Sessions whose ``due_at`` is at most ``by``, by that and by their ids."""
+        ...
+
+    async def owned(self, owner: bytes, limit: int) -> list[Found]:
+        """Sessions of an owner, earliest ``due_at`` first."""
+        ...
+
+    async def heavy(self, by: float, most: int, limit: int) -> list[Found]:
+        """Sessions that are due by then, earliest first: without those that were used latest and
+        have no more than ``most`` bytes together.
+        """
+        ...
+
+    async def tagged(self, tag: int, after: str, limit: int) -> list[SessionRow]: ...
+
+    async def every(self, owner: bytes | None, after: str, limit: int) -> list[SessionRow]: ...
+
+    async def ids(self, after: str, limit: int) -> list[SessionId]:
+        """Sessions of the modes that the server's changes are for, in order of their ids."""
+        ...
+
+
+class Working(MemoryStore):
+    """The store in memory, with the sessions of one step in it."""
+
+    def __init__(self, policy: SessionPolicy, idle_times: Mapping[Mode, float]) -> None:
+        super().__init__()
+        self._policy, self._idle_times = policy, dict(idle_times)
+
+    def hold(self, before: Stored) -> None:
+        session_id, principal = before.session.record.session_id, before.session.record.principal
+        self._sessions[session_id] = before.session
+        owner = self._by_principal.setdefault(principal, Owner(principal))
+        owner.sessions += 1
+        if before.carried:
+            self._relayed[session_id] = dict(before.carried)
+        heapq.heappush(self._deadlines, (before.session.record.life.expires_at, session_id))
+
+    def session(self, session_id: SessionId) -> MemorySession | None:
+        return self._sessions.get(session_id)
+
+    def carried(self, session_id: SessionId) -> Mapping[SessionId, Position]:
+        return self._relayed.get(session_id, {})
+
+
+class SqlStore:
+    """A :class:`~mcp_sessions.stores.contract.SessionStore` over an :class:`Engine`."""
+
+    remembers = True
+    survives_process = True
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._policy = SessionPolicy()
+        self._memory = MemoryStore()
+        self._turns = Locks[SessionId]()
+        self._creating = Locks[None]()
+        self._slept_by = float("-inf")
+
+    async def _now(self, now: float) -> float:
+        """``now`` by the clock that counts."""
+        return now
+
+    async def open(self, policy: SessionPolicy) -> None:
+        self._policy = policy
+        await self._memory.open(policy)
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def _working(self, found: Sequence[Found], wanted: Wanted) -> tuple[Working, list[Stored]]:
+        memory = self._memory
+        working = Working(self._policy, memory._idle_times)  # pyright: ignore[reportPrivateUsage]
+        working._window = memory._window  # pyright: ignore[reportPrivateUsage]
+        held: list[Stored] = []
+        for each in found:
+            stream = wanted.stream
+            if stream is None:
+                stream = GET_STREAM if each.row.mode == Mode.TRANSPORT.value else EVENTS
+            try:
+                before = stored(each, stream, self._policy, working._window)  # pyright: ignore[reportPrivateUsage]
+            except (ValueError, TypeError, LookupError) as failed:
+                raise unreadable(failed) from failed
+            working.hold(before)
+            held.append(before)
+        return working, held
+
+    async def _step(
+        self,
+        session_id: SessionId,
+        work: Callable[[Working], Awaitable[T]],
+        *,
+        wanted: Wanted = _NOTHING,
+        now: float = 0.0,
+    ) -> T:
+        """Do a step of one session."""
+        async with self._turns.of(session_id):
+            for _ in range(TRIES):
+                working, held = self._working(await self._engine.read([session_id], wanted), wanted)
+                try:
+                    result = await work(working)
+                except NotRead:
+                    wanted = wanted.more()
+                    continue
+                changes = _changes(working, held, now)
+                if not changes or await self._engine.write(changes):
+                    return result
+        raise StoreUnavailable("other processes change this session all the time")
+
+    async def _look(
+        self,
+        session_id: SessionId,
+        work: Callable[[Working], Awaitable[T]],
+        *,
+        wanted: Wanted = _NOTHING,
+    ) -> T:
+        """Do a step that only reads."""
+        while True:
+            working, _ = self._working(await self._engine.read([session_id], wanted), wanted)
+            try:
+                return await work(working)
+            except NotRead:
+                wanted = wanted.more()
+
+    async def _on_many(
+        self,
+        found: Sequence[Found],
+        work: Callable[[Working], Awaitable[Sequence[SessionRecord]]],
+        now: float,
+    ) -> list[SessionRecord]:
+        """Do a step of many sessions, of which it ends some: the records of those, as they were.
+
+        Those that somebody changed meanwhile stay as they are.
+        """
+        readable: list[Found] = []
+        broken: list[tuple[SessionId, int | None]] = []
+        for each in found:
+            try:
+                record_of(each.row)
+            except (ValueError, TypeError, LookupError) as failed:
+                logger.error("a session could not be read: %s", type(failed).__name__)
+                if has_come(each.row.expires_at, now):
+                    broken.append((SessionId(each.row.sid), each.row.version))
+            else:
+                readable.append(each)
+        working, held = self._working(readable, _NOTHING)
+        ended = {record.session_id: record for record in await work(working)}
+        versions = {SessionId(each.row.sid): each.row.version for each in held}
+        changes = _changes(working, held, now)
+        if changes:
+            await self._engine.write(changes)
+        going = [(session_id, versions[session_id]) for session_id in ended]
+        gone = await self._engine.remove([*going, *broken]) if going or broken else []
+        return [ended[SessionId(row.sid)] for row in gone if SessionId(row.sid) in ended]
+
+    # --- lives -----------------------------------------------------------------------------------
+
+    async def create(
+        self,
+        mode: Mode,
+        principal: Principal,
+        *,
+        peer: Peer | None,
+        now: float,
+        session_id: SessionId | None = None,
+    ) -> SessionRecord:
+        now = await self._now(now)
+        check_peer(peer, self._policy)
+        async with self._creating.of(None):
+            for _ in range(TRIES):
+                if session_id is not None:
+                    known = await self._engine.read([session_id], _NOTHING)
+                    if known and not has_come(known[0].row.expires_at, now):
+                        return self._record(known[0].row)
+                    if known:
+                        await self._engine.remove([(session_id, known[0].row.version)])
+                count, owned, counted = await self._engine.count(owner_of(principal))
+                check_sessions(count, owned, self._policy, mode)
+                life = new_life(mode, now=now, policy=self._policy)
+                record = SessionRecord(session_id or mint_session_id(), mode, principal, life)
+                record.client.peer = peer
+                record.is_new = True
+                log = None
+                if mode not in UNNAMED:
+                    window = self._memory._window  # pyright: ignore[reportPrivateUsage]
+                    log = EventLog(mint_log_epoch(), UNBOUNDED if mode is Mode.AGENT else window)
+                if await self._engine.add(new_row(record, log), counted):
+                    return record
+        raise StoreUnavailable("other processes make sessions all the time")
+
+    def _record(self, row: SessionRow) -> SessionRecord:
+        try:
+            return record_of(row)
+        except (ValueError, TypeError, LookupError) as failed:
+            raise unreadable(failed) from failed
+
+    async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
+        now = await self._now(now)
+        return await self._look(session_id, lambda working: working.load(session_id, now=now))
+
+    async def admit(
+        self,
+        session_id: SessionId,
+        principal: Principal,
+        *,
+        mode: Mode,
+        now: float,
+        held: bool = False,
+        fencing_epoch: FencingEpoch | None = None,
+        key: KeyUse | None = None,
+        current: CurrentUse | None = None,
+    ) -> Admitted | None:
+        now = await self._now(now)
+
+        async def work(working: Working) -> Admitted | None:
+            return await working.admit(
+                session_id, principal, mode=mode, now=now, held=held,
+                fencing_epoch=fencing_epoch, key=key,
+            )  # fmt: skip
+
+        wanted = Wanted(request_key=key.key) if key is not None else _NOTHING
+        return await self._step(session_id, work, wanted=wanted, now=now)
+
+    async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
+        now = await self._now(now)
+        ids = list(session_ids)
+        for start in range(0, len(ids), PAGE):
+            some = ids[start : start + PAGE]
+            working, held = self._working(await self._engine.read(some, _NOTHING), _NOTHING)
+            await working.touch(some, now=now)
+            changes = _changes(working, held, now)
+            if changes:
+                # Whoever was first has used the session just now.
+                await self._engine.write(changes)
+
+    async def end(self, session_id: SessionId) -> SessionRecord | None:
+        gone = await self._engine.remove([(session_id, None)])
+        return self._record(gone[0]) if gone else None
+
+    async def expire(
+        self, *, now: float, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        now = await self._now(now)
+        found = await self._engine.due(now, limit + len(held))
+        return await self._on_many(
+            found, lambda working: working.expire(now=now, held=held, limit=limit), now
+        )
+
+    async def evict(
+        self,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+        opened: bool,
+    ) -> Sequence[SessionRecord]:
+        now = await self._now(now)
+        latest = unused_by(Mode.TRANSPORT, now, unused_for, self._policy)
+        found = await self._engine.due(max(latest, asleep_by(now, self._policy)), _CANDIDATES)
+        return await self._on_many(
+            found,
+            lambda working: working.evict(
+                now=now, unused_for=unused_for, held=held, limit=limit, opened=opened
+            ),
+            now,
+        )
+
+    async def evict_own(
+        self,
+        principal: Principal,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+    ) -> Sequence[SessionRecord]:
+        now = await self._now(now)
+        found = await self._engine.owned(owner_of(principal), _CANDIDATES)
+        return await self._on_many(
+            found,
+            lambda working: working.evict_own(
+                principal, now=now, unused_for=unused_for, held=held, limit=limit
+            ),
+            now,
+        )
+
+    async def evict_heavy(
+        self, *, now: float, most: int, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        now = await self._now(now)
+        by = asleep_by(now, self._policy)
+        found = await self._engine.heavy(by, most, limit + len(held))
+        asleep = [each for each in found if each.row.sid not in held][:limit]
+        gone = await self._engine.remove(
+            [(SessionId(each.row.sid), each.row.version) for each in asleep]
+        )
+        return [self._record(row) for row in gone]
+
+    async def sleep(self, *, now: float) -> None:
+        since, by = self._slept_by, asleep_by(await self._now(now), self._policy)
+        # A session's ``due_at`` may be earlier than its deadline.
+        earlier = COARSE * idle_time(Mode.TRANSPORT, self._policy)
+        after = (since - earlier, "")
+        while found := await self._engine.due(by, PAGE, after=after):
+            working, held = self._working(found, _NOTHING)
+            working._slept_by = since  # pyright: ignore[reportPrivateUsage]
+            await working.sleep(now=now)
+            changes = _changes(working, held, now)
+            if changes:
+                await self._engine.write(changes)
+            after = (found[-1].row.due_at, found[-1].row.sid)
+        self._slept_by = by
+
+    # --- events ------------------------------------------------------------------------------
+
+    async def append(
+        self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
+    ) -> Appended | None:
+        now = await self._now(now)
+        key = (draft.origin, draft.key) if draft.key is not None else None
+        name = draft.name if draft.since is not None else None
+        return await self._step(
+            session_id,
+            lambda working: working.append(session_id, draft, now=now, stream=stream),
+            wanted=Wanted(stream=stream, log=True, key=key, name=name),
+            now=now,
+        )
+
+    async def audience(self, change: ServerChange, after: str | None) -> Audience:
+        if change.uri is not None:
+            (tag,) = uri_tags([change.uri])
+            rows = await self._engine.tagged(tag, after or "", PAGE)
+            ids = [SessionId(row.sid) for row in rows]
+        else:
+            ids = await self._engine.ids(after or "", PAGE)
+        return Audience(ids, ids[-1] if len(ids) == PAGE else None)
+
+    async def append_change(
+        self,
+        session_ids: Sequence[SessionId],
+        change: ServerChange,
+        *,
+        now: float,
+        again: bool = False,
+    ) -> Sequence[AppendedChange]:
+        now = await self._now(now)
+        # Of both kinds of drafts, key and name are the same.
+        key = (None, change.event.key) if change.event.key is not None else None
+        wanted = Wanted(log=True, key=key, name=change.id if again else None)
+        done: dict[SessionId, AppendedChange] = {}
+        async with AsyncExitStack() as turns:
+            for session_id in sorted(session_ids):
+                await turns.enter_async_context(self._turns.of(session_id))
+            left = list(session_ids)
+            for _ in range(TRIES):
+                if not left:
+                    break
+                working, held = self._working(await self._engine.read(left, wanted), wanted)
+                try:
+                    appended = await working.append_change(left, change, now=now, again=again)
+                except NotRead:
+                    wanted = wanted.more()
+                    continue
+                changes = _changes(working, held, now)
+                written = await self._engine.write(changes) if changes else set[SessionId]()
+                lost = {SessionId(each.row.sid) for each in changes} - written
+                done |= {each.session_id: each for each in appended if each.session_id not in lost}
+                left = [session_id for session_id in left if session_id in lost]
+        if left:
+            raise StoreUnavailable("other processes change these sessions all the time")
+        return [done[session_id] for session_id in session_ids if session_id in done]
+
+    async def read(
+        self,
+        session_id: SessionId,
+        after: str | None,
+        *,
+        now: float,
+        stream: StreamName = EVENTS,
+        limit: int | None = None,
+    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        now = await self._now(now)
+        position = parse_position(after) if after is not None else None
+        number = position.number if position is not None else None
+        return await self._look(
+            session_id,
+            lambda working: working.read(session_id, after, now=now, stream=stream, limit=limit),
+            wanted=Wanted(stream=stream, log=True, after=number, limit=limit),
+        )
+
+    async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
+        return await self._look(
+            session_id,
+            lambda working: working.head(session_id, stream=stream),
+            wanted=Wanted(stream=stream),
+        )
+
+    async def heads(self, streams: Sequence[tuple[SessionId, StreamName]]) -> Sequence[StreamHead]:
+        heads: list[StreamHead] = []
+        for start in range(0, len(streams), PAGE):
+            some = streams[start : start + PAGE]
+            found = await self._engine.read({each for each, _ in some}, _NOTHING)
+            readable: list[Found] = []
+            broken: set[str] = set()
+            for each in found:
+                try:
+                    record_of(each.row)
+                except (ValueError, TypeError, LookupError):
+                    # The others' are asked for in the same call. Its own requests say why.
+                    broken.add(each.row.sid)
+                else:
+                    readable.append(each)
+            working, _ = self._working(readable, _NOTHING)
+            for session_id, head in zip(
+                (each for each, _ in some), await working.heads(some), strict=True
+            ):
+                heads.append(StreamHead(True, None) if session_id in broken else head)
+        return heads
+
+    async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
+        return await self._step(session_id, lambda working: working.open_stream(session_id, stream))
+
+    async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
+        await self._step(session_id, lambda working: working.drop_stream(session_id, stream))
+
+    async def drop_origin(
+        self,
+        session_id: SessionId,
+        origin: SessionId,
+        *,
+        stream: StreamName = GET_STREAM,
+        fencing_epoch: FencingEpoch | None = None,
+    ) -> None:
+        await self._step(
+            session_id,
+            lambda working: working.drop_origin(
+                session_id, origin, stream=stream, fencing_epoch=fencing_epoch
+            ),
+            wanted=Wanted(stream=stream, origin=origin),
+        )
+
+    async def carry(
+        self, connection: SessionId, origin: SessionId, fencing_epoch: FencingEpoch, after: Position
+    ) -> bool:
+        return await self._step(
+            connection,
+            lambda working: working.carry(connection, origin, fencing_epoch, after),
+            wanted=Wanted(stream=GET_STREAM, origin=origin),
+        )
+
+    async def relay(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        event: LoggedEvent,
+        *,
+        now: float,
+        skips: bool = False,
+    ) -> Relayed:
+        now = await self._now(now)
+        key = (origin, event.key[1]) if event.key is not None else None
+        return await self._step(
+            connection,
+            lambda working: working.relay(
+                connection, origin, fencing_epoch, event, now=now, skips=skips
+            ),
+            wanted=Wanted(stream=GET_STREAM, log=True, key=key),
+            now=now,
+        )
+
+    async def attach(
+        self,
+        session_id: SessionId,
+        connection_id: ConnectionId | None,
+        *,
+        now: float,
+        position: Position | None = None,
+        only_if_free: bool = False,
+    ) -> Attached | None:
+        now = await self._now(now)
+        after = position.number if position is not None else None
+        return await self._step(
+            session_id,
+            lambda working: working.attach(
+                session_id, connection_id, now=now, position=position, only_if_free=only_if_free
+            ),
+            wanted=Wanted(stream=EVENTS, log=True, after=after),
+            now=now,
+        )
+
+    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
+        return await self._step(
+            session_id, lambda working: working.detach(session_id, fencing_epoch)
+        )
+
+    async def claim(
+        self, session_id: SessionId, holder: str | None, *, instead_of: str | None = None
+    ) -> str | None:
+        """See :meth:`~mcp_sessions.stores.exchange.Exchange.claim`."""
+        async with self._turns.of(session_id):
+            for _ in range(TRIES):
+                working, held = self._working(
+                    await self._engine.read([session_id], _NOTHING), _NOTHING
+                )
+                if not held:
+                    return None
+                (before,) = held
+                if holder is None or before.holder not in (None, instead_of):
+                    return before.holder
+                change = change_of(before, before.session, working.carried(session_id), holder, 0.0)
+                if change is None or await self._engine.write([change]):
+                    return holder
+        raise StoreUnavailable("other processes change this session all the time")
+
+    # --- belongings ------------------------------------------------------------------------------
+
+    async def change(self, session_id: SessionId, change: RecordChange) -> bool:
+        return await self._step(session_id, lambda working: working.change(session_id, change))
+
+    async def subscribe(self, session_id: SessionId, uri: str) -> bool:
+        return await self._step(session_id, lambda working: working.subscribe(session_id, uri))
+
+    async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
+        return await self._step(session_id, lambda working: working.unsubscribe(session_id, uri))
+
+    async def subscribers(self, uri: str) -> Sequence[SessionId]:
+        (tag,) = uri_tags([uri])
+        found: list[SessionId] = []
+        after = ""
+        while rows := await self._engine.tagged(tag, after, PAGE):
+            # Another URI may have the same tag.
+            found += [
+                SessionId(row.sid) for row in rows if uri in self._record(row).client.subscriptions
+            ]
+            after = rows[-1].sid
+        return found
+
+    async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
+        owner = owner_of(principal) if principal is not None else None
+        records: list[SessionRecord] = []
+        after = ""
+        while rows := await self._engine.every(owner, after, PAGE):
+            records += [self._record(row) for row in rows]
+            after = rows[-1].sid
+        return records
+
+    async def change_state(
+        self,
+        session_id: SessionId,
+        changed: Mapping[str, Any],
+        removed: Collection[str],
+        *,
+        expected_version: int | None = None,
+    ) -> SessionRecord | None:
+        return await self._step(
+            session_id,
+            lambda working: working.change_state(
+                session_id, changed, removed, expected_version=expected_version
+            ),
+        )
+
+    async def finish_request(
+        self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
+    ) -> bool:
+        now = await self._now(now)
+        return await self._step(
+            session_id,
+            lambda working: working.finish_request(session_id, key, outcome, now=now),
+            wanted=Wanted(request_key=key),
+            now=now,
+        )
+
+    async def load_data(self, session_id: SessionId) -> Data | None:
+        return await self._look(
+            session_id, lambda working: working.load_data(session_id), wanted=Wanted(data=True)
+        )
+
+    async def replace_data(
+        self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
+    ) -> bool:
+        return await self._step(
+            session_id,
+            lambda working: working.replace_data(
+                session_id, value, expected_version=expected_version
+            ),
+            wanted=Wanted(data=True),
+        )
+
+
+def unreadable(failed: Exception) -> StoreRefused:
+    return StoreRefused(
+        f"a row of the database cannot be read ({type(failed).__name__}): another program wrote "
+        "it, or another release"
+    )
+
+
+def _changes(working: Working, held: Sequence[Stored], now: float) -> list[Change]:
+    """What a step changed of the sessions that it did not end."""
+    changes: list[Change] = []
+    for before in held:
+        session_id = before.session.record.session_id
+        session = working.session(session_id)
+        if session is not None:
+            change = change_of(before, session, working.carried(session_id), before.holder, now)
+            if change is not None:
+                changes.append(change)
+    return changes
