@@ -520,6 +520,8 @@ def test_a_store_does_what_its_model_does(make: MakeStore, thorough: bool) -> No
 
     # There are many ways through a store, and where each call is a commit or a round trip, each
     # takes long.
-    times = {"memory": 1, "sqlite": 0.5, "redis": 0.25}[make().name] * (4 if thorough else 1)
+    times = {"memory": 1, "sqlite": 0.5, "redis": 0.25, "postgres": 0.1}[make().name] * (
+        4 if thorough else 1
+    )
     more = settings(max_examples=round(times * settings().max_examples))
     run_state_machine_as_test(cast(Any, machine), settings=more)

@@ -13,9 +13,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,7 +86,7 @@ class PostgresServer:
         options += ["-c", "fsync=off", "-c", "max_connections=200", "-c", "shared_buffers=32MB"]
         command = [str(self._programs / "postgres"), "-D", str(self._data), "-p", str(self.port)]
         with (self.directory / "postgres.log").open("ab") as log:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen[bytes](
                 [*command, *options, *self._options],
                 cwd=self._data,
                 stdin=subprocess.DEVNULL,
@@ -93,8 +94,9 @@ class PostgresServer:
                 stderr=log,
                 **self._as_user(),
             )
+        self._process = process
         until = time.monotonic() + WITHIN
-        while time.monotonic() < until and self._process.poll() is None:
+        while time.monotonic() < until and process.poll() is None:
             # The last line of this file says whether it takes connections.
             state = self._data / "postmaster.pid"
             if state.exists() and state.read_text().rstrip().endswith("ready"):
@@ -110,22 +112,30 @@ class PostgresServer:
 
     def kill(self) -> None:
         """SIGKILL of the server and of what serves its connections."""
-        process = self._process
-        if process is not None and process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self._end(signal.SIGKILL)
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
     def suspend(self) -> None:
         """SIGSTOP: its port takes connections, and nothing answers."""
-        os.killpg(self.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """SIGCONT."""
-        os.killpg(self.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
-    def _as_user(self) -> dict[str, object]:
-        own: dict[str, object] = {"start_new_session": True}
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the server, then to what serves its connections."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        for pid in [process.pid, *map(int, listed)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _as_user(self) -> dict[str, Any]:
+        own: dict[str, Any] = {"start_new_session": True}
         if self._user is not None:
             own |= {"user": self._user[0], "group": self._user[1], "extra_groups": []}
         return own
@@ -147,8 +157,6 @@ class PostgresServer:
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.send_signal(number)
-            # Who is stopped takes no other signal.
-            os.killpg(process.pid, signal.SIGCONT)
             process.wait(WITHIN)
 
 

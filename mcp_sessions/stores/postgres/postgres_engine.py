@@ -56,11 +56,13 @@ def _reading(parts: frozenset[str]) -> str:
         # A page ends with the event that fills it.
         "page": (
             f"SELECT {_WHOLE} FROM (SELECT *, sum(size) OVER (ORDER BY number) - size AS before"
-            f" FROM (SELECT * {of_log} AND e.number > $7::bigint ORDER BY e.number LIMIT $8::bigint)"
-            f" p) e WHERE e.before < {PAGE_BYTES} ORDER BY e.number"
+            f" FROM (SELECT * {of_log} AND e.number > $7::bigint ORDER BY e.number"
+            f" LIMIT $8::bigint) p) e WHERE e.before < {PAGE_BYTES} ORDER BY e.number"
         ),
         "origin": f"SELECT {_SHORT} {of_log} AND e.origin = $9::bytea",
-        "asked": f"SELECT {_KEY}, k.outcome {of_keys} AND k.tag = $10::bigint AND k.key = $11::bytea",
+        "asked": (
+            f"SELECT {_KEY}, k.outcome {of_keys} AND k.tag = $10::bigint AND k.key = $11::bytea"
+        ),
         "finished": (
             f"SELECT {_KEY}, NULL::bytea {of_keys} AND k.finished IS NOT NULL"
             " ORDER BY k.finished LIMIT $3::bigint"
@@ -242,7 +244,8 @@ class PostgresEngine:
         rows = await self._link.fetch(
             _reading(parts), ids, _bytes(wanted.stream), wanted.oldest,
             tag_of(key) if key is not None else None, key, _bytes(wanted.name), wanted.after,
-            wanted.limit, _bytes(wanted.origin), tag_of(asked) if asked is not None else None, asked,
+            wanted.limit, _bytes(wanted.origin), tag_of(asked) if asked is not None else None,
+            asked,
         )  # fmt: skip
         return [_found(row, wanted, parts) for row in rows]
 
@@ -282,8 +285,9 @@ class PostgresEngine:
                 add(
                     "a", sid=sid, stream=text_bytes(stream), number=event.number, at=event.at,
                     size=len(event.payload), tag=tag_of(stored) if stored is not None else None,
-                    key=stored, origin=_bytes(event.origin), name=_bytes(name), payload=event.payload,
-                    log_epoch=event.position.log_epoch, connection=_bytes(connection), fence=fence,
+                    key=stored, origin=_bytes(event.origin), name=_bytes(name),
+                    payload=event.payload, log_epoch=event.position.log_epoch,
+                    connection=_bytes(connection), fence=fence,
                 )  # fmt: skip
                 parts.add("added")
             for key, entry, finished in change.keys:

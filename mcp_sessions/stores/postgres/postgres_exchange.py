@@ -25,7 +25,7 @@ from mcp_sessions.ids import ConnectionId, FencingEpoch, LogEpoch, Position, Ses
 from mcp_sessions.locks import Locks
 from mcp_sessions.stores.exchange import LIVENESS, ExchangeListener
 from mcp_sessions.stores.postgres.postgres_engine import CHANNEL
-from mcp_sessions.stores.postgres.postgres_link import PostgresLink
+from mcp_sessions.stores.postgres.postgres_link import FAILURES, PostgresLink
 from mcp_sessions.stores.records import attachment_of
 from mcp_sessions.stores.sql.session_rows import loads, text_bytes, text_of
 
@@ -138,7 +138,7 @@ class PostgresExchange:
                 connection = self._connection
                 if connection is not None:
                     await connection.fetch("SELECT 1")
-            except (StoreUnavailable, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            except (StoreUnavailable, *FAILURES):
                 self._lose(self._connection)
             # A notification may be missed. Mail is not.
             self._has_mail.set()
@@ -165,7 +165,7 @@ class PostgresExchange:
             ((channel,),) = await connection.fetch(
                 f"SELECT {CHANNEL.format('$1::text')}", self._process
             )
-            await connection.add_listener(channel, lambda *_: self._has_mail.set())
+            await connection.add_listener(channel, self._notified)
             connection.add_termination_listener(self._lose)
             await self._link.fetch(
                 "INSERT INTO processes VALUES ($1, clock_timestamp()) ON CONFLICT (process)"
@@ -175,10 +175,13 @@ class PostgresExchange:
             await self._watch(list(self._watched))
         except BaseException as failed:
             connection.terminate()
-            if isinstance(failed, (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)):
+            if isinstance(failed, FAILURES):
                 raise self._link.explained(failed) from failed
             raise
         self._connection = connection
+
+    def _notified(self, connection: object, process: int, channel: str, payload: object) -> None:
+        self._has_mail.set()
 
     def _lose(self, connection: object) -> None:
         if connection is None or connection is not self._connection:

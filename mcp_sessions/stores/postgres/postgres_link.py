@@ -31,6 +31,16 @@ REST = 0.5
 MOST = 10
 """Connections of a process, and one that listens."""
 
+FAILURES = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # What asyncpg raises if a server says goodbye to a connection that is idle.
+    asyncpg.InternalClientError,
+)
+"""What a statement, or a connection, may fail with."""
+
 _UNDONE = 20
 """How often a statement that was undone is sent again."""
 
@@ -93,7 +103,7 @@ class PostgresLink:
                     command_timeout=self.timeout,
                     server_settings=self._settings(),
                 )
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as failed:
+        except FAILURES as failed:
             self._failed, self._rests_until = self.explained(failed), loop.time() + REST
             raise self._failed from failed
 
@@ -120,7 +130,7 @@ class PostgresLink:
                         connection_class=_Connection,
                         server_settings=self._settings(),
                     )
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as failed:
+            except FAILURES as failed:
                 self._failed, self._rests_until = self.explained(failed), loop.time() + REST
                 raise self._failed from failed
             return self._pool
@@ -144,7 +154,7 @@ class PostgresLink:
                 if not left:
                     raise self.explained(undone) from undone
                 await asyncio.sleep(random.random() * 0.01)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as failed:
+            except FAILURES as failed:
                 raise self.explained(failed) from failed
         raise AssertionError("the last time raises")
 
@@ -154,7 +164,7 @@ class PostgresLink:
         try:
             async with pool.acquire(timeout=self.timeout) as connection:
                 await connection.execute(script)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as failed:
+        except FAILURES as failed:
             raise self.explained(failed) from failed
 
     async def close(self) -> None:

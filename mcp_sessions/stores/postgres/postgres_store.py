@@ -147,7 +147,8 @@ class PostgresStore(SqlStore):
         rows = await self._link.fetch(
             "UPDATE ends SET is_outside = false WHERE is_outside RETURNING id, value"
         )
-        found = (SessionEnd.from_json(decode(value)) for _, value in sorted(rows))
+        rows.sort(key=lambda row: row["id"])
+        found = (SessionEnd.from_json(decode(row["value"])) for row in rows)
         return [EndedOutside(end) for end in found if end is not None]
 
     async def ends(self, *, now: float) -> Sequence[SessionEnd]:

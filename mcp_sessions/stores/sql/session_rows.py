@@ -384,9 +384,9 @@ def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Wind
         value, version = loads(found.data)
         session.data = Data(value, version)
     session.uri_bytes = sum(len(text_bytes(uri)) for uri in record.client.subscriptions)
+    kept: dict[str, list[Any]] = body.get("carried") or {}
     carried = {
-        SessionId(origin): Position(LogEpoch(entry[1]), entry[2])
-        for origin, entry in (body.get("carried") or {}).items()
+        SessionId(origin): Position(LogEpoch(entry[1]), entry[2]) for origin, entry in kept.items()
     }
     return Stored(
         row, session, carried, session.data, logs, before,

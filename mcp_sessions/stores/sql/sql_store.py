@@ -467,10 +467,10 @@ class SqlStore:
         key = (None, change.event.key) if change.event.key is not None else None
         wanted = Wanted(log=True, key=key, name=change.id if again else None)
         done: dict[SessionId, AppendedChange] = {}
+        left: list[SessionId] = list(session_ids)
         async with AsyncExitStack() as turns:
             for session_id in sorted(session_ids):
                 await turns.enter_async_context(self._turns.of(session_id))
-            left = list(session_ids)
             for _ in range(TRIES):
                 if not left:
                     break

@@ -1,0 +1,194 @@
+"""A Postgres that stops, dies, stands still and comes back (HTP5, CUP13, ATT10)."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import pytest
+
+from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.request_keys import Begun, KeyUse
+from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import ConfigurationError, StoreRefused, StoreUnavailable
+from mcp_sessions.ids import EVENTS, RequestKey, SessionId, StreamName, parse_position
+from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores.postgres import PostgresStore
+from mcp_sessions.stores.records import Attachment
+from tests.stores.opening import NOW, POLICY, new, opened
+from tests.support.postgres_server import PostgresServer, postgres_server, postgres_store, schema
+
+pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
+
+TIMEOUT = 1.0
+"""Seconds, where an answer does not come."""
+
+T = TypeVar("T")
+
+KEY = KeyUse(RequestKey("key"), b"digest", "process-1")
+
+
+@asynccontextmanager
+async def used() -> AsyncGenerator[tuple[PostgresServer, PostgresStore, SessionId]]:
+    """A server of its own, a store on it, and a session in that."""
+    with postgres_server() as server:
+        async with opened(PostgresStore(server.url, timeout=TIMEOUT)) as store:
+            yield server, store, await new(store)
+
+
+async def back(call: Callable[[], Awaitable[T]]) -> T:
+    """Ask until it is there again; bounded."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await call()
+            except StoreUnavailable:
+                await asyncio.sleep(0.05)
+
+
+def away(server: PostgresServer, how: str) -> Callable[[], None]:
+    """Take a server away. What brings it back."""
+    if how == "suspended":
+        server.suspend()
+        return server.resume
+    (server.kill if how == "killed" else server.stop)()
+    return server.start
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "suspended"])
+async def test_every_call_fails_in_time_and_goes_on_afterwards(how: str) -> None:
+    async with used() as (server, store, session_id):
+        stored = await store.append(session_id, Draft(b"{}"), now=NOW)
+        assert stored is not None
+        returns = away(server, how)
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "load": lambda: store.load(session_id, now=NOW),
+            "admit": lambda: store.admit(session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW),
+            "append": lambda: store.append(session_id, Draft(b"{}"), now=NOW),
+            "create": lambda: new(store),
+        }
+        for name, call in calls.items():
+            async with asyncio.timeout(TIMEOUT * 5):
+                with pytest.raises(StoreUnavailable, match="Postgres at 127"):
+                    await call()
+                    raise AssertionError(name)
+        returns()
+        admitted = await back(
+            lambda: store.admit(session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=KEY)
+        )
+        assert admitted is not None and admitted.key in (Begun.FIRST, Begun.RUNNING)
+        head = await back(lambda: store.head(session_id))
+        assert head is not None
+        events, refusal = await store.read(session_id, stored.event.event_id, now=NOW)
+        assert refusal is None
+        # What was sent before it stood still may have been done: it is there once, in order.
+        assert [event.number for event in events] == list(range(2, head.number + 1))
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
+        self.events: list[LoggedEvent] = []
+        self.gaps = 0
+        self.changed = asyncio.Event()
+
+    def on_message(self, message: bytes) -> None:
+        self.messages.append(message)
+        self.changed.set()
+
+    def on_event(
+        self,
+        session_id: SessionId,
+        stream: StreamName,
+        event: LoggedEvent,
+        attachment: Attachment | None,
+    ) -> None:
+        self.events.append(event)
+        self.changed.set()
+
+    def on_gap(self) -> None:
+        self.gaps += 1
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "suspended"])
+async def test_a_process_hears_the_others_again(how: str) -> None:
+    """Whoever watches is told of the gap, or has heard everything."""
+    async with used() as (server, here, session_id):
+        async with opened(PostgresStore(server.url, timeout=TIMEOUT)) as there:
+            listener = Listener()
+            assert here.exchange is not None and there.exchange is not None
+            await here.exchange.join("here", listener)
+            await there.exchange.join("there", Listener())
+            await here.exchange.watch(session_id, EVENTS)
+            returns = away(server, how)
+            with pytest.raises(StoreUnavailable):
+                await there.append(session_id, Draft(b"{}"), now=NOW)
+            returns()
+            await back(lambda: there.load(session_id, now=NOW))
+            if how != "suspended":
+                await listener.until(lambda: bool(listener.gaps))
+            last = await back(lambda: there.append(session_id, Draft(b"{}"), now=NOW))
+            assert last is not None
+            await listener.until(
+                lambda: bool(listener.events) and listener.events[-1] == last.event
+            )
+            assert await back(lambda: there.exchange.is_alive("here"))
+            await back(lambda: there.exchange.send(b"hello", to="here"))
+            await listener.until(lambda: b"hello" in listener.messages)
+
+
+async def test_a_connection_that_is_terminated_loses_nothing() -> None:
+    """An operator ends each of its connections (``pg_terminate_backend``)."""
+    async with used() as (server, here, session_id):
+        async with opened(PostgresStore(server.url, timeout=TIMEOUT)) as there:
+            listener = Listener()
+            assert here.exchange is not None
+            await here.exchange.join("here", listener)
+            await here.exchange.watch(session_id, EVENTS)
+            for _ in range(5):
+                await back(
+                    lambda: there._link.fetch(  # pyright: ignore[reportPrivateUsage]
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                        " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+                    )
+                )
+                await back(lambda: there.append(session_id, Draft(b"{}"), now=NOW))
+            head = await back(lambda: here.head(session_id))
+            assert head is not None
+            position = parse_position(f"{head.log_epoch}-{0:012d}")
+            assert position is not None
+            events, refusal = await back(
+                lambda: here.read(session_id, position.event_id(), now=NOW)
+            )
+            assert refusal is None and [each.number for each in events][-1] == head.number
+            await listener.until(
+                lambda: (
+                    bool(listener.gaps)
+                    or [each.number for each in listener.events] == list(range(1, head.number + 1))
+                )
+            )
+
+
+async def test_tables_of_a_newer_release_are_not_touched() -> None:
+    own = schema()
+    async with opened(postgres_store(own=own)) as store:
+        await store._link.fetch("INSERT INTO versions VALUES (99)")  # pyright: ignore[reportPrivateUsage]
+    newer = postgres_store(own=own)
+    with pytest.raises(ConfigurationError, match="newer release"):
+        await newer.open(POLICY)
+    await newer.close()
+
+
+async def test_a_row_of_another_program_is_refused_and_named() -> None:
+    async with opened(postgres_store()) as store:
+        session_id = await new(store)
+        await store._link.fetch("UPDATE sessions SET body = 'x'::bytea")  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(StoreRefused, match="cannot be read"):
+            await store.load(session_id, now=NOW)
