@@ -123,9 +123,10 @@ async def test_a_process_hears_the_others_again(how: str) -> None:
     async with used() as (server, here, session_id):
         async with opened(PostgresStore(server.url, timeout=TIMEOUT)) as there:
             listener = Listener()
-            assert here.exchange is not None and there.exchange is not None
+            exchange = there.exchange
+            assert here.exchange is not None and exchange is not None
             await here.exchange.join("here", listener)
-            await there.exchange.join("there", Listener())
+            await exchange.join("there", Listener())
             await here.exchange.watch(session_id, EVENTS)
             returns = away(server, how)
             with pytest.raises(StoreUnavailable):
@@ -139,8 +140,8 @@ async def test_a_process_hears_the_others_again(how: str) -> None:
             await listener.until(
                 lambda: bool(listener.events) and listener.events[-1] == last.event
             )
-            assert await back(lambda: there.exchange.is_alive("here"))
-            await back(lambda: there.exchange.send(b"hello", to="here"))
+            assert await back(lambda: exchange.is_alive("here"))
+            await back(lambda: exchange.send(b"hello", to="here"))
             await listener.until(lambda: b"hello" in listener.messages)
 
 
