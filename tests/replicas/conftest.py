@@ -1,5 +1,5 @@
 """The tests of this folder run over a store in this process, where time jumps and everything
-can be done to a replica, and over a real Redis; see `tests.support.replicas`.
+can be done to a replica, and over a real Redis and a real Postgres; see `tests.support.replicas`.
 
 What needs the first is marked ``in_process``.
 """
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.replicas import share_redis
+from tests.support.replicas import REAL, share
 from tests.support.virtual_time import VIRTUAL, Backend
 
-_SEEDS_ON_REDIS = 1
+_SEEDS_ON_REAL = 1
 """A seed decides nothing there."""
 
 
@@ -21,7 +21,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     kinds = [pytest.param("memory")]
     if metafunc.definition.get_closest_marker("in_process") is None:
-        kinds.append(pytest.param("redis", marks=pytest.mark.redis))
+        kinds += [pytest.param(name, marks=getattr(pytest.mark, name)) for name in REAL]
     metafunc.parametrize("anyio_backend", kinds, indirect=True)
 
 
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _is_repeated(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     params: dict[str, Any] = callspec.params if callspec is not None else {}
-    return params.get("anyio_backend") == "redis" and params.get("seed", 0) >= _SEEDS_ON_REDIS
+    return params.get("anyio_backend") in REAL and params.get("seed", 0) >= _SEEDS_ON_REAL
 
 
 @pytest.fixture
@@ -42,5 +42,5 @@ def anyio_backend(request: pytest.FixtureRequest) -> Generator[Backend | str]:
         on_network = request.node.get_closest_marker("on_network") is not None
         yield "asyncio" if on_network else VIRTUAL
         return
-    with share_redis():
+    with share(request.param):
         yield "asyncio"

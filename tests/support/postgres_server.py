@@ -206,7 +206,8 @@ def schema() -> str:
 
 def postgres_store(*, own: str | None = None) -> PostgresStore:
     """A store on the shared server, not open yet; empty, or with another's schema."""
-    return PostgresStore(shared_postgres().url, schema=own or schema())
+    name = own.replace("-", "_") if own is not None else schema()
+    return PostgresStore(shared_postgres().url, schema=name)
 
 
 def two_postgres_stores() -> tuple[PostgresStore, PostgresStore]:

@@ -11,7 +11,7 @@ nothing can be known of another's doings but through the store and through messa
 may lose messages, cut a replica off, and kill one: it then does nothing more, and never says
 so.
 
-While `share_redis` holds they share a real Redis, in real time; then none of that can be done
+While `share` holds they share a real store, in real time; then none of that can be done
 to them.
 """
 
@@ -21,7 +21,7 @@ import inspect
 import itertools
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -39,6 +39,7 @@ from mcp_sessions.stores.exchange import LIVENESS, ExchangeListener
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.records import Appended, AppendedChange, Attachment, Relayed, ServerChange
 from tests.support.raw import Json, RawClient, Reply
+from tests.support.postgres_server import postgres_store
 from tests.support.redis_server import namespace, redis_store
 from tests.support.world import Clock, Toolbox, World, world
 
@@ -360,8 +361,9 @@ async def cluster(
         worlds: list[World] = []
         stores: list[SharedStore] = []
         for number in range(count):
-            shared = None if _Shared.is_redis else backplane.store()
-            store = shared if shared is not None else redis_store(own=own)
+            make = _Shared.make
+            shared = None if make is not None else backplane.store()
+            store = make(own=own) if make is not None else shared
             if shared is not None:
                 stores.append(shared)
             box, wrapped = server() if server is not None else (Toolbox(), None)
@@ -382,17 +384,24 @@ async def cluster(
 
 
 class _Shared:
-    is_redis = False
+    make: Callable[..., SessionStore] | None = None
+
+
+REAL: Mapping[str, Callable[..., SessionStore]] = {
+    "redis": redis_store,
+    "postgres": postgres_store,
+}
+"""Name → a store on a real server, on which several can share a name of their ``own``."""
 
 
 @contextmanager
-def share_redis() -> Generator[None]:
-    """Until the block ends, what `cluster` makes shares a Redis."""
-    _Shared.is_redis = True
+def share(name: str) -> Generator[None]:
+    """Until the block ends, what `cluster` makes shares a real store."""
+    _Shared.make = REAL[name]
     try:
         yield
     finally:
-        _Shared.is_redis = False
+        _Shared.make = None
 
 
 def two_shared_stores() -> tuple[SessionStore, SessionStore]:

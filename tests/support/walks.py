@@ -19,7 +19,7 @@ from tests.support.identities import FAR
 from tests.support.issuers import AUDIENCE, URL, Login
 from tests.support.modern import BearerCarrier, ModernClient
 from tests.support.raw import RawClient, at_most, in_session, keyed, uris
-from tests.support.replicas import cluster, share_redis
+from tests.support.replicas import cluster, share
 from tests.support.world import STORES, Clock, world
 
 Measured = Callable[[], Any]
@@ -156,7 +156,7 @@ async def update() -> AsyncGenerator[Once]:
 @asynccontextmanager
 async def update_over_redis() -> AsyncGenerator[Once]:
     """The same of replicas that share a Redis."""
-    with share_redis():
+    with share("redis"):
         async with update() as once:
             yield once
 
