@@ -18,10 +18,9 @@ from mcp_sessions.core.life import (
     admission,
     has_come,
     idle_deadline,
-    idle_times,
     new_life,
 )
-from mcp_sessions.core.log import UNBOUNDED, EventLog, window_of
+from mcp_sessions.core.log import UNBOUNDED, EventLog
 from mcp_sessions.core.request_keys import KeyUse, RequestKeys, found
 from mcp_sessions.core.states import UNNAMED, Mode
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
@@ -111,9 +110,7 @@ class MemoryStore(EventsInMemory, Expiring, EndsInMemory):
     exchange: Exchange | None = None
 
     async def open(self, policy: SessionPolicy) -> None:
-        self._policy = policy
-        self._idle_times = idle_times(policy)
-        self._window = window_of(policy)
+        self._serve(policy)
 
     async def close(self) -> None:
         self._sessions.clear()

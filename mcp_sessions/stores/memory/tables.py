@@ -35,11 +35,14 @@ class Owner:
     sessions: int = 0
 
 
+_POLICY = SessionPolicy()
+_IDLE_TIMES = idle_times(_POLICY)
+_WINDOW = window_of(_POLICY)
+
+
 class Tables:
     def __init__(self) -> None:
-        self._policy = SessionPolicy()
-        self._idle_times = idle_times(self._policy)
-        self._window = window_of(self._policy)
+        self._policy, self._idle_times, self._window = _POLICY, _IDLE_TIMES, _WINDOW
         self._sessions: dict[SessionId, MemorySession] = {}
         self._by_principal: dict[Principal, Owner] = {}
         self._by_uri: dict[str, dict[SessionId, None]] = {}
@@ -50,6 +53,11 @@ class Tables:
         self._deadlines: list[tuple[float, SessionId]] = []
         # The deadline up to which sessions were made to sleep.
         self._slept_by = -math.inf
+
+    def _serve(self, policy: SessionPolicy) -> None:
+        self._policy = policy
+        self._idle_times = idle_times(policy)
+        self._window = window_of(policy)
 
     def _log(self, session_id: SessionId, stream: StreamName) -> EventLog | None:
         session = self._sessions.get(session_id)

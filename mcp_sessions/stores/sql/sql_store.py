@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Protocol, TypeVar
 
 from mcp_sessions.core.life import asleep_by, has_come, idle_time, new_life, unused_by
-from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, LoggedEvent
+from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, LoggedEvent, Window
 from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import UNNAMED, Mode
 from mcp_sessions.errors import Refusal, StoreRefused, StoreUnavailable
@@ -142,9 +142,24 @@ class Engine(Protocol):
 class Working(MemoryStore):
     """The store in memory, with the sessions of one step in it."""
 
-    def __init__(self, policy: SessionPolicy, idle_times: Mapping[Mode, float]) -> None:
+    def __init__(self, served: MemoryStore | None = None) -> None:
+        """Begin with no session.
+
+        Args:
+            served: Serve within the limits of that one.
+        """
         super().__init__()
-        self._policy, self._idle_times = policy, dict(idle_times)
+        if served is not None:
+            self._policy, self._idle_times = served._policy, served._idle_times
+            self._window = served._window
+
+    @property
+    def window(self) -> Window:
+        return self._window
+
+    def slept(self, by: float) -> None:
+        """Sessions were made to sleep up to that deadline."""
+        self._slept_by = by
 
     def hold(self, before: Stored) -> None:
         session_id, principal = before.session.record.session_id, before.session.record.principal
@@ -171,7 +186,7 @@ class SqlStore:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._policy = SessionPolicy()
-        self._memory = MemoryStore()
+        self._memory = Working()
         self._turns = Locks[SessionId]()
         self._creating = Locks[None]()
         self._slept_by = float("-inf")
@@ -187,16 +202,14 @@ class SqlStore:
     # --- steps ---------------------------------------------------------------------------------
 
     def _working(self, found: Sequence[Found], wanted: Wanted) -> tuple[Working, list[Stored]]:
-        memory = self._memory
-        working = Working(self._policy, memory._idle_times)  # pyright: ignore[reportPrivateUsage]
-        working._window = memory._window  # pyright: ignore[reportPrivateUsage]
+        working = Working(self._memory)
         held: list[Stored] = []
         for each in found:
             stream = wanted.stream
             if stream is None:
                 stream = GET_STREAM if each.row.mode == Mode.TRANSPORT.value else EVENTS
             try:
-                before = stored(each, stream, self._policy, working._window)  # pyright: ignore[reportPrivateUsage]
+                before = stored(each, stream, self._policy, working.window)
             except (ValueError, TypeError, LookupError) as failed:
                 raise unreadable(failed) from failed
             working.hold(before)
@@ -300,7 +313,7 @@ class SqlStore:
                 record.is_new = True
                 log = None
                 if mode not in UNNAMED:
-                    window = self._memory._window  # pyright: ignore[reportPrivateUsage]
+                    window = self._memory.window
                     log = EventLog(mint_log_epoch(), UNBOUNDED if mode is Mode.AGENT else window)
                 if await self._engine.add(new_row(record, log), counted):
                     return record
@@ -422,7 +435,7 @@ class SqlStore:
         after = (since - earlier, "")
         while found := await self._engine.due(by, PAGE, after=after):
             working, held = self._working(found, _NOTHING)
-            working._slept_by = since  # pyright: ignore[reportPrivateUsage]
+            working.slept(since)
             await working.sleep(now=now)
             changes = _changes(working, held, now)
             if changes:
