@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from mcp_sessions.server.dispatch.admin import SessionInfo
     from mcp_sessions.server.requests.handle import SessionHandle, current_session
     from mcp_sessions.stdio_server import StdioServer
+    from mcp_sessions.stores.postgres.postgres_store import PostgresStore
     from mcp_sessions.stores.redis.redis_store import RedisStore
     from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 
@@ -65,6 +66,7 @@ __all__ = [
     "LimitReached",
     "OpenCall",
     "OpenTask",
+    "PostgresStore",
     "Principal",
     "ReconnectPolicy",
     "RedisStore",
@@ -99,6 +101,7 @@ _DEFINED_IN = {
     "LimitReached": "mcp_sessions.errors",
     "OpenCall": "mcp_sessions.client.jar",
     "OpenTask": "mcp_sessions.client.jar",
+    "PostgresStore": "mcp_sessions.stores.postgres.postgres_store",
     "Principal": "mcp_sessions.principal",
     "ReconnectPolicy": "mcp_sessions.client.reconnect_policy",
     "RedisStore": "mcp_sessions.stores.redis.redis_store",

@@ -123,8 +123,8 @@ class LogCounts(NamedTuple):
     evicted: int
     """The newest number that space took."""
 
-    count: int
-    """Of the events kept."""
+    kept: int
+    """Events."""
 
     size: int
     """Their bytes."""
@@ -168,11 +168,15 @@ class EventLog:
         """
         log = cls(counts.log_epoch, window)
         log._head, log._floor, log._evicted = counts.head, counts.floor, counts.evicted
-        log._count, log.size, log._events = counts.count, counts.size, events
+        log._count, log.size, log._events = counts.kept, counts.size, events
         log._names = names or None
         log._by_key = {event.key: number for number, event in events.items() if event.key} or None
         log._oldest = min(events, default=counts.head + 1)
         return log
+
+    @property
+    def window(self) -> Window:
+        return self._window
 
     @property
     def counts(self) -> LogCounts:

@@ -15,6 +15,7 @@ from mcp_sessions.ids import EVENTS, GET_STREAM, SESSION_ID, SessionId
 from mcp_sessions.stores.postgres.postgres_link import PostgresLink
 from mcp_sessions.stores.sql.session_rows import (
     Change,
+    Counts,
     EventRow,
     Found,
     KeyRow,
@@ -28,7 +29,15 @@ from mcp_sessions.stores.sql.session_rows import (
 _COLUMNS = (
     "sid, version, mode, owner, created_at, expires_at, ends_at, due_at, facts, body, state, uris"
 )
-_OF_S = ", ".join(f"s.{name}" for name in _COLUMNS.split(", "))
+_LINE = (
+    "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) || CASE WHEN"
+    " current_setting('synchronous_commit') = 'off' THEN pg_postmaster_start_time()::text ELSE ''"
+    " END"
+)
+"""The timeline: another one begins when a standby takes over, which may lack the last moments. A
+server that does not wait for its disk may lose them whenever it starts."""
+
+_OF_S = ", ".join([_LINE, *(f"s.{name}" for name in _COLUMNS.split(", "))])
 _SHORT = "e.number, e.at, e.size, e.key, e.origin, e.name, NULL::bytea"
 _WHOLE = "e.number, e.at, e.size, e.key, e.origin, e.name, e.payload"
 _KEY = "k.key, k.digest, k.runner, k.run, k.scopes, k.at, k.state, octet_length(k.outcome)"
@@ -107,7 +116,7 @@ def _parts_of(wanted: Wanted) -> frozenset[str]:
 
 
 def _found(row: asyncpg.Record, wanted: Wanted, parts: frozenset[str]) -> Found:
-    head = SessionRow(*row[:12])
+    head = SessionRow(*row[:13])
     found = Found(head, row["data"], oldest=wanted.oldest)
     if "log" in parts:
         oldest = [EventRow(*each) for each in row["log_rows"]]
@@ -307,23 +316,23 @@ class PostgresEngine:
         (answer,) = await self._link.fetch(sql, *(values[name] for name in names))
         return {SessionId(sid) for sid in answer[0]}
 
-    async def count(self, owner: bytes) -> tuple[int, int, int]:
+    async def count(self, owner: bytes) -> Counts:
         (row,) = await self._link.fetch(
-            "SELECT c.sessions, (SELECT count(*) FROM sessions WHERE owner = $1), c.made"
-            " FROM counted c",
+            "SELECT c.sessions, (SELECT count(*) FROM sessions WHERE owner = $1), c.made,"
+            f" {_LINE} FROM counted c",
             owner,
         )
-        return row[0], row[1], row[2]
+        return Counts(*row)
 
-    async def add(self, row: SessionRow, counted: int) -> bool:
+    async def add(self, row: SessionRow, made: int) -> bool:
         try:
             added = await self._link.fetch(
                 "WITH c AS (UPDATE counted SET sessions = sessions + 1, made = made + 1"
                 " WHERE made = $1 RETURNING made)"
                 f" INSERT INTO sessions ({_COLUMNS}) SELECT $2, $3::bigint, $4, $5, $6::float8,"
                 " $7::float8, $8::float8, $9::float8, $10, $11, $12, $13 FROM c RETURNING sid",
-                counted,
-                *row,
+                made,
+                *row[1:],
             )
         except asyncpg.UniqueViolationError:
             return False
@@ -337,7 +346,7 @@ class PostgresEngine:
             f" RETURNING {_OF_S}), unwatched AS (DELETE FROM watchers v USING gone"
             " WHERE v.sid = gone.sid), c AS (UPDATE counted SET sessions = sessions -"
             " (SELECT count(*) FROM gone) WHERE EXISTS (SELECT FROM gone))"
-            f" SELECT {_COLUMNS} FROM gone",
+            " SELECT * FROM gone",
             [session_id for session_id, _ in known],
             [version for _, version in known],
         )

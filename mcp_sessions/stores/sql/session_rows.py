@@ -33,6 +33,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
+from mcp_sessions.security import mint_log_epoch
 from mcp_sessions.stores.memory.tables import MemorySession
 from mcp_sessions.stores.records import (
     NO_STATE,
@@ -109,6 +110,9 @@ class KeyRow(NamedTuple):
 
 
 class SessionRow(NamedTuple):
+    line: str
+    """Names the line of the database's history. Another one: its last moments may be lost."""
+
     sid: str
     version: int
     mode: str
@@ -121,6 +125,18 @@ class SessionRow(NamedTuple):
     body: bytes
     state: bytes | None
     uris: bytes | None
+
+
+class Counts(NamedTuple):
+    sessions: int
+    owned: int
+    """Of these, one owner's."""
+
+    made: int
+    """The number of sessions that were made so far, in all."""
+
+    line: str
+    """See :attr:`SessionRow.line`."""
 
 
 @dataclass(slots=True)
@@ -155,6 +171,8 @@ class Stored(NamedTuple):
     holder: str | None
     state: StoredState
     uris: frozenset[str]
+    is_renewed: bool
+    """Its logs are made anew, and no row says so yet."""
 
 
 class AddedEvent(NamedTuple):
@@ -351,6 +369,7 @@ def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Wind
     body = loads(row.body)
     record = _record(row, body)
     logs: dict[StreamName, EventLog] = {}
+    is_as_it_was = body["line"] == row.line
     for name, (epoch, *counts) in body["logs"].items():
         is_read = name == stream
         whole = UNBOUNDED if record.mode is Mode.AGENT and name == EVENTS else window
@@ -360,8 +379,14 @@ def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Wind
             found.events if is_read else (),
             found.read if is_read else (),
         )
-    streams = {name: log for name, log in logs.items() if name != EVENTS}
-    session = MemorySession(record, logs.get(EVENTS), streams or None)
+    # An event that somebody has may be lost. No other event may ever have its id (CUP13).
+    now_there = (
+        logs
+        if is_as_it_was
+        else {name: EventLog(mint_log_epoch(), log.window) for name, log in logs.items()}
+    )
+    streams = {name: log for name, log in now_there.items() if name != EVENTS}
+    session = MemorySession(record, now_there.get(EVENTS), streams or None)
     counts = body.get("keys")
     before: dict[RequestKey, tuple[KeyState, float, str, str]] = {}
     if counts is not None:
@@ -391,7 +416,7 @@ def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Wind
     return Stored(
         row, session, carried, session.data, logs, before,
         counts[2] if counts is not None else 0, body.get("holder"), record.state,
-        record.client.subscriptions,
+        record.client.subscriptions, not is_as_it_was,
     )  # fmt: skip
 
 
@@ -434,7 +459,7 @@ def change_of(
         change.removed += [(name, number) for number in rows - events.keys()]
     change.added.sort(key=lambda added: (added.stream, added.event.number))
     finished = _keys_changed(change, before, session)
-    body = _body(session, logs, carried, holder, finished)
+    body = _body(row.line, session, logs, carried, holder, finished)
     change.body = encode(body)
     if record.state is not before.state:
         change.state = encode([dict(record.state.values), record.state.version])
@@ -482,6 +507,7 @@ def _keys_changed(change: Change, before: Stored, session: MemorySession) -> int
 
 
 def _body(
+    line: str,
     session: MemorySession,
     logs: Mapping[StreamName, EventLog],
     carried: Mapping[SessionId, Position],
@@ -491,6 +517,7 @@ def _body(
     record = session.record
     client = record.client
     body: dict[str, Any] = {
+        "line": line,
         "fence": record.fencing_epoch,
         "logs": {name: list(log.counts) for name, log in sorted(logs.items())},
     }
@@ -518,13 +545,13 @@ def _body(
     return body
 
 
-def new_row(record: SessionRecord, log: EventLog | None) -> SessionRow:
+def new_row(record: SessionRecord, log: EventLog | None, line: str) -> SessionRow:
     session = MemorySession(record, log)
     logs = {EVENTS: log} if log is not None else {}
     life = record.life
     facts = facts_of(record.principal, record.client.peer)
     return SessionRow(
-        record.session_id, 1, record.mode.value, owner_of(record.principal), life.created_at,
+        line, record.session_id, 1, record.mode.value, owner_of(record.principal), life.created_at,
         life.expires_at, life.ends_at, life.expires_at, facts,
-        encode(_body(session, logs, {}, None, 0)), None, None,
+        encode(_body(line, session, logs, {}, None, 0)), None, None,
     )  # fmt: skip

@@ -56,6 +56,7 @@ from mcp_sessions.stores.sql.partly_read import NotRead
 from mcp_sessions.stores.sql.session_rows import (
     COARSE,
     Change,
+    Counts,
     Found,
     SessionRow,
     Stored,
@@ -85,10 +86,6 @@ _CANDIDATES = 2_048
 _NOTHING = Wanted()
 
 
-class Counted(Exception):
-    """Another process made a session meanwhile. Nothing was made."""
-
-
 class Engine(Protocol):
     """Reads and writes rows. Each method is one statement, or one transaction.
 
@@ -102,12 +99,10 @@ class Engine(Protocol):
         """Write the changes of those sessions that are as they were read; which ones."""
         ...
 
-    async def count(self, owner: bytes) -> tuple[int, int, int]:
-        """The number of sessions; of these, the owner's; and what :meth:`add` needs."""
-        ...
+    async def count(self, owner: bytes) -> Counts: ...
 
-    async def add(self, row: SessionRow, counted: int) -> bool:
-        """Add a session. False: one was added since ``counted``, or its id is there."""
+    async def add(self, row: SessionRow, made: int) -> bool:
+        """Add a session. False: more than ``made`` were made by now, or its id is there."""
         ...
 
     async def remove(self, rows: Sequence[tuple[SessionId, int | None]]) -> list[SessionRow]:
@@ -247,7 +242,9 @@ class SqlStore:
     ) -> T:
         """Do a step that only reads."""
         while True:
-            working, _ = self._working(await self._engine.read([session_id], wanted), wanted)
+            working, held = self._working(await self._engine.read([session_id], wanted), wanted)
+            if any(each.is_renewed for each in held):
+                return await self._step(session_id, work, wanted=wanted)
             try:
                 return await work(working)
             except NotRead:
@@ -305,8 +302,8 @@ class SqlStore:
                         return self._record(known[0].row)
                     if known:
                         await self._engine.remove([(session_id, known[0].row.version)])
-                count, owned, counted = await self._engine.count(owner_of(principal))
-                check_sessions(count, owned, self._policy, mode)
+                counts = await self._engine.count(owner_of(principal))
+                check_sessions(counts.sessions, counts.owned, self._policy, mode)
                 life = new_life(mode, now=now, policy=self._policy)
                 record = SessionRecord(session_id or mint_session_id(), mode, principal, life)
                 record.client.peer = peer
@@ -315,7 +312,7 @@ class SqlStore:
                 if mode not in UNNAMED:
                     window = self._memory.window
                     log = EventLog(mint_log_epoch(), UNBOUNDED if mode is Mode.AGENT else window)
-                if await self._engine.add(new_row(record, log), counted):
+                if await self._engine.add(new_row(record, log, counts.line), counts.made):
                     return record
         raise StoreUnavailable("other processes make sessions all the time")
 
@@ -542,7 +539,11 @@ class SqlStore:
                     broken.add(each.row.sid)
                 else:
                     readable.append(each)
-            working, _ = self._working(readable, _NOTHING)
+            working, held = self._working(readable, _NOTHING)
+            renewed = [each for each in held if each.is_renewed]
+            if renewed:
+                await self._engine.write(_changes(working, renewed, 0.0))
+                return await self.heads(streams)
             for session_id, head in zip(
                 (each for each, _ in some), await working.heads(some), strict=True
             ):

@@ -10,8 +10,8 @@ import pytest
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.request_keys import Begun, KeyUse
 from mcp_sessions.core.states import Mode
-from mcp_sessions.errors import ConfigurationError, StoreRefused, StoreUnavailable
-from mcp_sessions.ids import EVENTS, RequestKey, SessionId, StreamName, parse_position
+from mcp_sessions.errors import ConfigurationError, Refusal, StoreRefused, StoreUnavailable
+from mcp_sessions.ids import EVENTS, Position, RequestKey, SessionId, StreamName, parse_position
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.postgres import PostgresStore
 from mcp_sessions.stores.records import Attachment
@@ -193,3 +193,34 @@ async def test_a_row_of_another_program_is_refused_and_named() -> None:
         await store._link.fetch("UPDATE sessions SET body = 'x'::bytea")  # pyright: ignore[reportPrivateUsage]
         with pytest.raises(StoreRefused, match="cannot be read"):
             await store.load(session_id, now=NOW)
+
+
+async def test_after_a_failover_no_event_id_is_used_again() -> None:
+    """CUP13. The standby may lack the last events, which clients have. It has another timeline."""
+    async with opened(postgres_store()) as store:
+        session_id, other = await new(store), await new(store)
+        for _ in range(3):
+            stored = await store.append(session_id, Draft(b"{}"), now=NOW)
+        assert stored is not None
+        await store._link.fetch(  # pyright: ignore[reportPrivateUsage]
+            "UPDATE sessions SET body ="
+            " convert_to(replace(convert_from(body, 'utf8'), '\"line\":\"', '\"line\":\"0'), 'utf8')"
+        )
+        ((head,), (of_other,)) = [
+            [each.position for each in await store.heads([(sid, EVENTS)])]
+            for sid in (session_id, other)
+        ]
+        assert head is not None and of_other is not None
+        assert head.log_epoch > stored.event.position.log_epoch and head.number == 0
+        assert await store.head(session_id) == head and await store.head(other) == of_other
+        assert await store.read(session_id, stored.event.event_id, now=NOW) == (
+            (),
+            Refusal.LOG_REPLACED,
+        )
+        appended = await store.append(session_id, Draft(b"{}"), now=NOW)
+        assert appended is not None
+        assert appended.event.position == Position(head.log_epoch, 1)
+        assert await store.read(session_id, head.event_id(), now=NOW) == (
+            (appended.event,),
+            None,
+        )
