@@ -38,8 +38,8 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import LIVENESS, ExchangeListener
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.records import Appended, AppendedChange, Attachment, Relayed, ServerChange
-from tests.support.raw import Json, RawClient, Reply
 from tests.support.postgres_server import postgres_store
+from tests.support.raw import Json, RawClient, Reply
 from tests.support.redis_server import namespace, redis_store
 from tests.support.world import Clock, Toolbox, World, world
 

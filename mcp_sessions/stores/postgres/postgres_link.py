@@ -45,6 +45,7 @@ _UNDONE = 20
 """How often a statement that was undone is sent again."""
 
 _REFUSALS: Sequence[tuple[str, str, str | None]] = (
+    ("08P01", "is behind a pooler in transaction mode. Name the server, or pool sessions", None),
     ("53100", "has a full disk: it refuses writes. Make room", "full"),
     ("53200", "is out of memory", "full"),
     ("53300", "has too many connections (max_connections). Allow more, or use a pooler", None),

@@ -199,8 +199,9 @@ async def test_after_a_failover_no_event_id_is_used_again() -> None:
     """CUP13. The standby may lack the last events, which clients have. It has another timeline."""
     async with opened(postgres_store()) as store:
         session_id, other = await new(store), await new(store)
-        for _ in range(3):
-            stored = await store.append(session_id, Draft(b"{}"), now=NOW)
+        for _ in range(2):
+            await store.append(session_id, Draft(b"{}"), now=NOW)
+        stored = await store.append(session_id, Draft(b"{}"), now=NOW)
         assert stored is not None
         await store._link.fetch(  # pyright: ignore[reportPrivateUsage]
             "UPDATE sessions SET body ="
