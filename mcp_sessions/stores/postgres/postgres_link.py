@@ -114,7 +114,7 @@ class PostgresLink:
     async def _opened(self) -> asyncpg.Pool[Any]:
         async with self._opening:
             if self._is_closed:
-                raise StoreUnavailable("the connections to Postgres are closed")
+                raise StoreUnavailable(f"the connection to {self.name} failed: it is closed")
             if self._pool is not None:
                 return self._pool
             loop = asyncio.get_running_loop()

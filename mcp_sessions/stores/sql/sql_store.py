@@ -80,6 +80,8 @@ TRIES = 50
 """How often a step begins anew because somebody else was first. Each time somebody else's step was
 done."""
 
+_BUSY = "other processes change the same rows all the time"
+
 _CANDIDATES = 2_048
 """Sessions that are looked at when room has to be made."""
 
@@ -231,7 +233,7 @@ class SqlStore:
                 changes = _changes(working, held, now)
                 if not changes or await self._engine.write(changes):
                     return result
-        raise StoreUnavailable("other processes change this session all the time")
+        raise StoreUnavailable(_BUSY)
 
     async def _look(
         self,
@@ -314,7 +316,7 @@ class SqlStore:
                     log = EventLog(mint_log_epoch(), UNBOUNDED if mode is Mode.AGENT else window)
                 if await self._engine.add(new_row(record, log, counts.line), counts.made):
                     return record
-        raise StoreUnavailable("other processes make sessions all the time")
+        raise StoreUnavailable(_BUSY)
 
     def _record(self, row: SessionRow) -> SessionRecord:
         try:
@@ -496,7 +498,7 @@ class SqlStore:
                 done |= {each.session_id: each for each in appended if each.session_id not in lost}
                 left = [session_id for session_id in left if session_id in lost]
         if left:
-            raise StoreUnavailable("other processes change these sessions all the time")
+            raise StoreUnavailable(_BUSY)
         return [done[session_id] for session_id in session_ids if session_id in done]
 
     async def read(
@@ -644,7 +646,7 @@ class SqlStore:
                 change = change_of(before, before.session, working.carried(session_id), holder, 0.0)
                 if change is None or await self._engine.write([change]):
                     return holder
-        raise StoreUnavailable("other processes change this session all the time")
+        raise StoreUnavailable(_BUSY)
 
     # --- belongings ------------------------------------------------------------------------------
 
