@@ -74,6 +74,7 @@ that function.
 
 
 TABLES: Mapping[tuple[str, str], Kind] = {
+    ("mcp_sessions/stores/postgres/postgres_link.py", "_REFUSALS"): Kind.CAUSE,
     ("mcp_sessions/stores/redis/refusals.py", "_REFUSALS"): Kind.CAUSE,
 }
 """File and name of a dictionary whose values are such texts → their kind."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -30,6 +29,42 @@ REST = 0.5
 
 MOST = 10
 """Connections of a process, and one that listens."""
+
+FAILURES = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # What asyncpg raises if a server says goodbye to a connection that is idle.
+    asyncpg.InternalClientError,
+)
+"""What a statement, or a connection, may fail with."""
+
+_UNDONE = 20
+"""How often a statement that was undone is sent again."""
+
+_REFUSALS = {
+    "08P01": "is behind a pooler in transaction mode. Name the server, or pool sessions",
+    "53100": "has a full disk: it refuses writes. Make room",
+    "53200": "is out of memory",
+    "53300": "has too many connections (max_connections). Allow more, or use a pooler",
+    "25006": "is read-only: it refuses writes. Let --store name the primary",
+    "28": "refused the user or the password. Look at both in the URL",
+    "3D000": "has no such database. Create it",
+    "42501": "does not allow this (privileges). Let the user own the schema",
+    "57P": "is shutting down, or starting",
+    "42": "has other tables than this release needs. Another program may have changed them",
+    "22": "refused a value",
+}
+"""The beginning of an error's code, and its meaning. It is read after "Postgres at HOST:PORT"."""
+
+_KINDS_FOR_CLIENTS = {
+    "53100": "full", "53200": "full", "25006": "read-only", "28": "credentials",
+    "42501": "credentials",
+}  # fmt: skip
+"""The words for clients."""
+
+_COMES_BACK = "57P"
 
 FAILURES = (
     OSError,
@@ -184,11 +219,12 @@ class PostgresLink:
             return StoreUnavailable(f"{self.name} did not answer within {self.timeout:g} s")
         code = getattr(failed, "sqlstate", None)
         if isinstance(failed, asyncpg.PostgresError) and isinstance(code, str):
-            for beginning, meaning, word in _REFUSALS:
+            for beginning, meaning in _REFUSALS.items():
                 if code.startswith(beginning):
-                    kind = StoreUnavailable if beginning == "57P" else StoreRefused
                     text = f"{self.name} {meaning} ({code})"
-                    return kind(text) if kind is StoreUnavailable else StoreRefused(text, word)
+                    if beginning == _COMES_BACK:
+                        return StoreUnavailable(text)
+                    return StoreRefused(text, _KINDS_FOR_CLIENTS.get(beginning))
             return StoreUnavailable(f"{self.name} answered with the error {code}")
         if isinstance(failed, ConnectionRefusedError):
             return StoreUnavailable(f"{self.name} takes no connections: is it running?")
