@@ -65,35 +65,7 @@ _KINDS_FOR_CLIENTS = {
 """The words for clients."""
 
 _COMES_BACK = "57P"
-
-FAILURES = (
-    OSError,
-    TimeoutError,
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    # What asyncpg raises if a server says goodbye to a connection that is idle.
-    asyncpg.InternalClientError,
-)
-"""What a statement, or a connection, may fail with."""
-
-_UNDONE = 20
-"""How often a statement that was undone is sent again."""
-
-_REFUSALS: Sequence[tuple[str, str, str | None]] = (
-    ("08P01", "is behind a pooler in transaction mode. Name the server, or pool sessions", None),
-    ("53100", "has a full disk: it refuses writes. Make room", "full"),
-    ("53200", "is out of memory", "full"),
-    ("53300", "has too many connections (max_connections). Allow more, or use a pooler", None),
-    ("25006", "is read-only: it refuses writes. Let --store name the primary", "read-only"),
-    ("28", "refused the user or the password. Look at both in the URL", "credentials"),
-    ("3D000", "has no such database. Create it", None),
-    ("42501", "does not allow this (privileges). Let the user own the schema", "credentials"),
-    ("57P", "is shutting down, or starting", None),
-    ("42", "has other tables than this release needs. Another program may have changed them", None),
-    ("22", "refused a value", None),
-)
-"""The beginning of an error's code, its meaning, read after "Postgres at HOST:PORT", and the word
-for clients."""
+"""A server that comes back by itself."""
 
 
 class _Connection(asyncpg.Connection):
@@ -104,10 +76,12 @@ class _Connection(asyncpg.Connection):
 
 
 class PostgresLink:
-    """Args:
-    url: ``postgresql://…``, as asyncpg takes it.
-    schema: The schema of the tables.
-    timeout: Seconds that an answer, or a connection, may take.
+    """Connections to one server, made when they are needed.
+
+    Args:
+        url: ``postgresql://…``, as asyncpg takes it.
+        schema: The schema of the tables.
+        timeout: Seconds that an answer, or a connection, may take.
     """
 
     def __init__(self, url: str, schema: str, timeout: float) -> None:
