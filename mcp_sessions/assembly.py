@@ -136,6 +136,7 @@ class Assembly:
             replica,
             delivery.connections,
             delivery.attachments,
+            broadcaster=delivery.broadcaster,
             held=runner.held,
             listed=self.upstream.listed,
         )

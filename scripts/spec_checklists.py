@@ -54,7 +54,7 @@ ANSWER: Stage = (
 )
 EVENTS: Stage = (
     "Events: storing and sending",
-    "EVT1-3 EVT6-11 EVT13 EVT14 ATT1 ATT3-6 COA1-5 SEC7",
+    "EVT1-3 EVT6-11 EVT13-15 ATT1 ATT3-6 COA1-5 SEC7",
 )
 TAKEOVER: Stage = (
     "When another connection takes the session",
@@ -113,7 +113,7 @@ HTTP_MODERN: list[Stage] = [
     END,
     (RUN[0], RUN[1] + " REQ5 HTM14 HTM15"),
     (ANSWER[0], "ASC12-14 STT5 STT11 SES16 ERR14 ERR16 COA6 ERR3 HTP2 HTP8 HTM13"),
-    (EVENTS[0], "EVT1-3 EVT6-11 EVT13 EVT14 ATT1 ATT4-6 COA1-5 SEC7"),
+    (EVENTS[0], "EVT1-3 EVT6-11 EVT13-15 ATT1 ATT4-6 COA1-5 SEC7"),
     ("subscriptions/listen", "HTM1-4 HTM7-10 HTM16-18 SEC3"),
     (TAKEOVER[0], TAKEOVER[1] + " TKO14"),
     ("Questions of the server to its client: none", "ASK4"),

@@ -88,6 +88,50 @@ async def test_a_call_that_never_began_is_begun_when_the_store_is_back() -> None
 
 
 @pytest.mark.in_process
+async def test_a_call_that_never_began_says_so_if_the_store_stays_away() -> None:
+    """ERR17: it waits for 15 seconds, and runs when it is sent again."""
+    async with cluster(2) as c:
+        client, session = await refused(c)
+        failed = fails(
+            c[1].layer.store,
+            "admit",
+            after=False,
+            times=100,
+            when=lambda named: is_keyed(named) and bool(named["key"].instead_of),
+        )
+        again = c.at(1, client).call("wait", gate="g", meta=keyed("k", session))
+        error = await at_most(30, again.error())
+        assert error["code"] == -32603
+        assert error["data"] == {"reason": "store_unavailable", "started": False}
+        assert ran(c) == 0
+        failed.extend(["enough"] * 100)
+        last = c.at(1, client).call("wait", gate="g", meta=keyed("k", session))
+        assert text_of(await at_most(30, last.result())) == "through g"
+        assert ran(c) == 1
+
+
+@pytest.mark.in_process
+async def test_a_repeat_is_told_of_an_unknown_outcome_if_the_store_stays_away() -> None:
+    """KEY11: it runs at the other replica. Its answer is there when the store is back."""
+    async with cluster(2) as c:
+        client = await c[0].connected()
+        session = (await client.start())["sessionId"]
+        first = client.call("wait", gate="g", meta=keyed("k", session))
+        await c[0].box.gate("g").started.wait()
+        again = c.at(1, client).call("wait", gate="g", meta=keyed("k", session))
+        await again.reply.started()
+        c.backplane.is_away = True
+        error = await at_most(40, again.error())
+        assert error["code"] == -31012 and error["data"] == {"reason": "store_unavailable"}
+        c.backplane.is_away = False
+        c[0].box.gate("g").go.set()
+        assert text_of(await first.result()) == "through g"
+        last = c.at(1, client).call("wait", gate="g", meta=keyed("k", session))
+        assert text_of(await at_most(40, last.result())) == "through g"
+        assert ran(c) == 1
+
+
+@pytest.mark.in_process
 async def test_what_died_before_it_could_say_that_nothing_began_leaves_an_unknown_outcome() -> None:
     """KEY11: "the process that ran it is gone": nobody can tell any more."""
     async with cluster(2) as c:

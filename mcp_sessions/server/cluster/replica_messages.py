@@ -66,6 +66,18 @@ class Withdrawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLate:
+    """To all, from a process with events of a session that the store has not taken for a while. The
+    stream that waits for them ends.
+    """
+
+    kind: ClassVar[str] = "late"
+    session_id: SessionId
+    connection_id: ConnectionId
+    """The connection that the session is attached to, or an HTTP connection itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEnded:
     """To all, from the process that ended a session of either mode, or from an operator's command.
     If the store has the session no more, everything that runs for it ends.
@@ -383,6 +395,7 @@ class ChangedOutside:
 ReplicaMessage = (
     SessionAttached
     | Displaced
+    | StreamLate
     | Withdrawn
     | SessionEnded
     | TaskChanged

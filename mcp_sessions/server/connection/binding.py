@@ -165,6 +165,10 @@ class Transport(Protocol):
         """Send nothing until the returned function is called, once."""
         ...
 
+    def cut(self) -> None:
+        """End its event stream as a lost connection does: its client comes back."""
+        ...
+
     def close(self) -> None:
         """End its streams, in order: the session behind it has ended, or the server stops."""
         ...

@@ -18,22 +18,30 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Detached, Refusal, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
+    GET_STREAM,
+    ConnectionId,
     FencingEpoch,
     Position,
     SessionId,
+    StreamName,
     digest,
     position_of,
     process_of,
 )
 from mcp_sessions.locks import Locks
 from mcp_sessions.server.cluster.replica import Replica
-from mcp_sessions.server.cluster.replica_messages import Displaced, SessionAttached, Withdrawn
+from mcp_sessions.server.cluster.replica_messages import (
+    Displaced,
+    SessionAttached,
+    StreamLate,
+    Withdrawn,
+)
 from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
 from mcp_sessions.stores.record_changes import RenewEvents
-from mcp_sessions.stores.records import Attached, Attachment
+from mcp_sessions.stores.records import Attached, Attachment, SessionRecord
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +70,8 @@ class Attachments:
 
         self.is_busy = self._session_locks.is_held
         """Whether a session is in such a step."""
+
+        pending_writes.report_late = self._is_late
 
     async def attach(
         self,
@@ -273,6 +283,69 @@ class Attachments:
         """
         async with self.session_lock(session_id):
             await self.displace_locked(session_id, reason)
+
+    async def write_late_events(self, record: SessionRecord) -> None:
+        """Write the events for which :meth:`end_stream` ended the stream of an HTTP connection.
+
+        Raises:
+            StoreUnavailable: They still wait.
+        """
+        await self._pending_writes.flush_late((record.session_id, GET_STREAM))
+        for session_id in record.client.carried:
+            await self._pending_writes.flush_late((session_id, EVENTS))
+
+    async def _is_late(self, log: tuple[SessionId, StreamName]) -> None:
+        session_id, name = log
+        if name in (EVENTS, GET_STREAM):
+            await self.end_stream(session_id)
+
+    async def end_stream(self, session_id: SessionId) -> None:
+        """The store takes no events of a session, or of an HTTP connection. End the stream that
+        waits for them, wherever it is: its client comes back, and learns that the store is away.
+        """
+        here = (c.id for c in self._connections.all() if session_id in (c.id, *c.attached))
+        connection_id = next(here, None) or await self._where(session_id)
+        if connection_id is None:
+            await self.end_streams()
+            return
+        late = StreamLate(session_id=session_id, connection_id=connection_id)
+        await self.end_late_stream(late)
+        await self._bus.try_send(late)
+
+    async def _where(self, session_id: SessionId) -> ConnectionId | None:
+        """The connection that gets the events of a session. None: unknown."""
+        try:
+            record = await self._store.load(session_id, now=0)
+        except StoreUnavailable:
+            return None
+        attachment = record.attachment if record is not None else None
+        return attachment.connection_id if attachment is not None else ConnectionId(session_id)
+
+    async def end_streams(self) -> None:
+        """End every stream here: nobody knows whose events wait."""
+        for connection in self._connections.all():
+            await self._end_stream_here(connection)
+
+    async def end_late_stream(self, late: StreamLate) -> None:
+        connection = self._connections.local(late.connection_id)
+        if connection is not None:
+            await self._end_stream_here(connection, late.session_id)
+
+    async def _end_stream_here(
+        self, connection: ClientConnection, only: SessionId | None = None
+    ) -> None:
+        if not connection.is_one_wire or connection.kind == "listen":
+            connection.transport.cut()
+            return
+        for session_id, epoch in list(connection.attached.items()):
+            if only not in (None, session_id):
+                continue
+            if connection.knows_extension or connection.kind == "stdio":
+                # Its other requests go on. The process at a pipe ends with it.
+                await connection.notify_detached(session_id, Detached.EVICTED)
+                await self.detach(session_id, connection, epoch)
+            else:
+                connection.transport.cut()
 
     async def renew_locked(self, session_id: SessionId) -> None:
         """Replace a session's event log after a loss; an attached client must resume."""

@@ -25,7 +25,7 @@ import logging
 import random
 import secrets
 from collections import Counter, deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
@@ -45,6 +45,7 @@ from mcp_sessions.server.cluster.replica_messages import ChangedOutside, ServerC
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.hidden_updates import HiddenUpdates
+from mcp_sessions.server.delivery.pending_writes import PATIENCE
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.stores.contract import CHANGES_AT_ONCE
 from mcp_sessions.stores.records import ServerChange
@@ -131,6 +132,12 @@ class WaitingChange:
     params: Mapping[str, Any] | None
     change: ServerChange
     outcome: asyncio.Future[ChangeOutcome]
+    waits_since: float
+    """By the clock of the event loop: since it was announced, or since streams ended for it."""
+
+    is_late: bool = field(init=False, default=False)
+    """Streams ended for it."""
+
     is_sent_sessionless: bool = field(init=False, default=False)
     is_sent_to_replicas: bool = field(init=False, default=False)
     failures: int = field(init=False, default=0)
@@ -227,6 +234,15 @@ class ChangeBroadcaster:
         self._seen.keep(change_id, None)
         return True
 
+    def check(self, session_ids: Collection[SessionId]) -> None:
+        """Raise ``StoreUnavailable`` if streams of some sessions ended for a change that still
+        waits.
+        """
+        if self._away is not None and any(
+            each.is_late and not each.unsure.isdisjoint(session_ids) for each in self._waiting
+        ):
+            raise self._away
+
     async def close(self) -> None:
         """Send the announced changes, if the store is there and it does not take long; log the
         rest.
@@ -259,7 +275,8 @@ class ChangeBroadcaster:
         number = next(self._numbers)
         change = self._change(number, method, params, key)
         outcome = asyncio.get_running_loop().create_future()
-        waiting = WaitingChange(number, method, params, change, outcome)
+        since = asyncio.get_running_loop().time()
+        waiting = WaitingChange(number, method, params, change, outcome, since)
         size = len(change.bare.before)
         if len(self._waiting) >= KEPT or self._bytes + size > KEPT_BYTES:
             self._lost[method] += 1
@@ -310,6 +327,18 @@ class ChangeBroadcaster:
             if waiting.failures % _BEHIND == 0:
                 self._waiting.rotate(-1)
 
+    async def _end_late_streams(self, waiting: WaitingChange) -> None:
+        """Nobody waits for ever: see :meth:`Attachments.end_stream`."""
+        now = asyncio.get_running_loop().time()
+        if now < waiting.waits_since + PATIENCE:
+            return
+        waiting.waits_since, waiting.is_late = now, True
+        if not waiting.is_served:
+            # Nobody knows whom it is for.
+            await self._attachments.end_streams()
+        for session_id in list(waiting.unsure):
+            await self._attachments.end_stream(session_id)
+
     def _say_what_is_lost(self, why: str) -> None:
         if self._lost:
             logger.error(
@@ -334,6 +363,7 @@ class ChangeBroadcaster:
             try:
                 await self._notify_sessions(waiting)
             except StoreUnavailable as failed:
+                await self._end_late_streams(waiting)
                 self._postpone(waiting, failed)
                 await asyncio.sleep(backoff.failed(random.random()))
                 continue

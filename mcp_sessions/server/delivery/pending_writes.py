@@ -9,6 +9,8 @@ log must not be missing there. Rules:
 3. The waiting writes are bounded in bytes (``MOST``). Beyond that, the session that has most loses
    its largest one. Its owner says what is written instead, so that the loss shows.
 4. One write that fails delays no other.
+5. A reader does not wait for ever: a log that has waited for ``PATIENCE`` is reported, again and
+   again.
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ _NAME = "writes that wait for the store"
 _BASE, _CAP = 0.2, 1.0
 """Seconds between two tries: at the most at first, and at the most ever. Readers wait for it."""
 
+PATIENCE: Final = 15.0
+"""Seconds for which a reader waits for a store that takes no events."""
+
 _LAST_WORDS = 5.0
 """Seconds that the writes have when the server stops."""
 
@@ -76,6 +81,12 @@ class _WaitingLog(_Waiting):
     instead: PendingWrite | None = None
     """The first step, if the log lost its place."""
 
+    reported_at: float
+    """When it began to wait, or when it was reported."""
+
+    is_late: bool = False
+    """It was reported."""
+
     def lose(self) -> None:
         self.instead = self.lost() if self.lost is not None else nothing
         self.steps = deque([(self.instead, 0)])
@@ -98,6 +109,9 @@ class PendingWrites:
 
         self.number = 0
         """Of the last event that got a name."""
+
+        self.report_late: Callable[[Hashable], Awaitable[object]] = _to_nobody
+        """Called with the name of a log that has waited for ``PATIENCE``."""
 
     def __len__(self) -> int:
         return len(self._writes)
@@ -149,6 +163,16 @@ class PendingWrites:
             return False
         await self._do(name)
         return True
+
+    async def flush_late(self, log: Hashable) -> None:
+        """Do all steps of a log that has waited for ``PATIENCE``.
+
+        Raises:
+            StoreUnavailable: They still wait.
+        """
+        waiting = self._writes.get(log)
+        if isinstance(waiting, _WaitingLog) and waiting.is_late:
+            await self._do(log)
 
     # --- logs --------------------------------------------------------------------------------
 
@@ -202,7 +226,13 @@ class PendingWrites:
         waiting = self._writes.get(log)
         if not isinstance(waiting, _WaitingLog):
             own = asyncio.Lock()
-            waiting = _WaitingLog(nothing, owner, lost=lost, turn=turn or (lambda: own))
+            waiting = _WaitingLog(
+                nothing,
+                owner,
+                lost=lost,
+                turn=turn or (lambda: own),
+                reported_at=asyncio.get_running_loop().time(),
+            )
             waiting.write = partial(_work_off, waiting)
             self._writes[log] = waiting
         size = len(holds) + OVERHEAD
@@ -268,10 +298,21 @@ class PendingWrites:
                 if (waiting := self._writes.pop(name, None)) is not None:
                     # It may be this one that the store fails for.
                     self._writes[name] = waiting
+                await self._report_late()
                 await asyncio.sleep(backoff.failed(random.random()))
             else:
                 backoff.progressed()
         self._is_working = False
+
+    async def _report_late(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for name, each in list(self._writes.items()):
+            if isinstance(each, _WaitingLog) and now >= each.reported_at + PATIENCE:
+                each.reported_at, each.is_late = now, True
+                try:
+                    await self.report_late(name)
+                except Exception as failed:
+                    report(_NAME, failed)
 
     async def _do(self, name: Hashable) -> None:
         waiting = self._writes.get(name)
@@ -287,6 +328,9 @@ class PendingWrites:
             report(_NAME, failed)
         if self._writes.get(name) is waiting and waiting.write is write:
             del self._writes[name]
+
+
+async def _to_nobody(log: Hashable) -> None: ...
 
 
 async def nothing() -> None:

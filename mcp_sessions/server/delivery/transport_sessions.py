@@ -31,6 +31,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.joint_admission import JointAdmission
 from mcp_sessions.server.delivery.attachments import Attachments
+from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.stores.records import Mode, SessionRecord
@@ -43,12 +44,13 @@ class TransportSessions:
         connections: ConnectionRegistry,
         attachments: Attachments,
         *,
+        broadcaster: ChangeBroadcaster,
         held: Collection[SessionId],
         listed: Callable[[], frozenset[str]],
     ) -> None:
         self._store, self._bus, self._clock = replica.store, replica.bus, replica.clock
         self._connections, self._attachments = connections, attachments
-        self._held, self._listed = held, listed
+        self._broadcaster, self._held, self._listed = broadcaster, held, listed
 
     async def admit(
         self, session_header: str, principal: Principal, joint: JointAdmission | None = None
@@ -130,7 +132,10 @@ class TransportSessions:
 
         Raises:
             SessionNotFound: The session has ended.
+            StoreUnavailable: The store does not take what the stream would bring.
         """
+        self._broadcaster.check([record.session_id, *record.client.carried])
+        await self._attachments.write_late_events(record)
         if self._store.survives_process or self._bus.is_shared:
             await self.catch_up(connection)
         try:

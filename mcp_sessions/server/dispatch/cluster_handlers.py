@@ -39,6 +39,7 @@ from mcp_sessions.server.cluster.replica_messages import (
     SessionAttached,
     SessionEnded,
     SessionQuestion,
+    StreamLate,
     StreamRead,
     TaskChanged,
     Update,
@@ -144,6 +145,8 @@ class ClusterHandlers:
                 return self._displaced(message)
             case Withdrawn():
                 return self._withdrawn(message)
+            case StreamLate():
+                return self._attachments.end_late_stream(message)
             case SessionEnded():
                 return self._ended(message)
             case GetStreamOpened():

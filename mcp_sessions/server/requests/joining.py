@@ -17,7 +17,13 @@ from typing import Any
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import decode_with_surrogates, wire_error
 from mcp_sessions.core.request_keys import Begun
-from mcp_sessions.errors import OutcomeUnknown, SessionNotFound, StoreUnavailable, WireError
+from mcp_sessions.errors import (
+    NotBegun,
+    OutcomeUnknown,
+    SessionNotFound,
+    StoreUnavailable,
+    WireError,
+)
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.calls.table import Call, Outcome, load_of
@@ -31,6 +37,8 @@ from mcp_sessions.server.cluster.relay import (
 from mcp_sessions.server.cluster.replica import ClusterBus
 from mcp_sessions.server.cluster.replica_messages import CancelKeyed, JoinRun
 from mcp_sessions.server.connection.connection import Inbound, WatchedChannel, unwatched
+from mcp_sessions.server.delivery.pending_writes import PATIENCE
+from mcp_sessions.server.requests.outcome import store_error
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.stores.records import Admitted, Peer
@@ -106,6 +114,9 @@ class _Join:
 
     never_began: bool = field(init=False, default=False)
     """The runner recorded the key, began nothing under it, and never will."""
+
+    away_since: float | None = field(init=False, default=None)
+    """Since when the store is away, by the clock of the event loop. None: it is not."""
 
     error: dict[str, Any] | None = field(init=False, default=None)
     """It was cancelled: if it never began it does not begin here either."""
@@ -189,15 +200,22 @@ class Joining:
             await self._fail(waiter, ended, started=True)
         except WireError as refused:
             await self._fail(waiter, refused)
+        except StoreUnavailable as failed:
+            away = failed if isinstance(failed, NotBegun) else None
+            await waiter.answer(Outcome(None, store_error(failed), away))
         finally:
             if waiter.work is None:
                 self._runner.calls.close(waiter)
 
     async def _begin_here(self, join: _Join) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PATIENCE
         while True:
             try:
                 await join.begin_anew(join.waiter, join.session_id, join.run or "")
-            except StoreUnavailable:
+            except StoreUnavailable as failed:
+                if loop.time() >= until:
+                    raise NotBegun(failed) from failed
                 logger.warning("the store is away; a request that did not start waits for it")
                 await asyncio.sleep(_ASK_EVERY)
             else:
@@ -238,6 +256,7 @@ class Joining:
 
         Raises:
             WireError: It never will be.
+            StoreUnavailable: The store has been away for ``PATIENCE``.
         """
         asking = join.asking or join.asks(asyncio.create_task(self._asked(join)))
         await asyncio.wait({asking}, timeout=_ASK_EVERY)
@@ -250,6 +269,7 @@ class Joining:
         try:
             admitted = await self._admit(join.waiter, join.session_id, join.key)
             is_answered = admitted.key is Begun.ANSWERED
+            join.away_since = None
             if not has_ended and (
                 admitted.key is Begun.RUNNING
                 or (is_answered and (join.is_emitting or not join.is_answered))
@@ -261,6 +281,10 @@ class Joining:
                 raise OutcomeUnknown
             await self._answer(join.waiter, admitted)
         except StoreUnavailable:
+            now = asyncio.get_running_loop().time()
+            join.away_since = now if join.away_since is None else join.away_since
+            if now >= join.away_since + PATIENCE:
+                raise
             logger.warning(
                 "the store is away; the repeat of a request at another replica waits for it"
             )

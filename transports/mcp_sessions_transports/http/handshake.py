@@ -115,7 +115,7 @@ class HttpGet:
             await send_not_found(send)
             return
         transport = http_transport(connection)
-        async with call.watch(transport.cut_get) as watched:
+        async with call.watch(transport.cut) as watched:
             guarded = call.sending(watched.guarding(send))
             await transport.serve_get(
                 connection, after, first, guarded, cleared=record.client.carried, turns=self._turns

@@ -19,6 +19,7 @@ from mcp_sessions.ids import Position, SessionId, position_of, process_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.replica import ClusterBus
 from mcp_sessions.server.cluster.replica_messages import StreamRead
+from mcp_sessions.server.delivery.pending_writes import PATIENCE
 from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.stores.records import Attachment
 from mcp_sessions_transports.http.io import HttpCall
@@ -33,9 +34,6 @@ from mcp_sessions_transports.outbox import LogFeed
 
 _ASK_EVERY = 1.0
 """Seconds between two questions whether the process that answers still lives."""
-
-_PATIENCE = 15.0
-"""Seconds for which a reader waits for a store that does not answer."""
 
 
 @dataclass(eq=False, repr=False)
@@ -107,7 +105,7 @@ class RemoteResponse:
 
     async def _watch_runner(self, feed: LogFeed) -> None:
         loop = asyncio.get_running_loop()
-        until = loop.time() + _PATIENCE
+        until = loop.time() + PATIENCE
         while not self.stream.closed:
             try:
                 if self._runner is None or not await self._bus.is_alive(self._runner):
@@ -120,7 +118,7 @@ class RemoteResponse:
                     else:
                         await self._give_up(events)
                     return
-                until = loop.time() + _PATIENCE
+                until = loop.time() + PATIENCE
             except StoreUnavailable:
                 if loop.time() >= until:
                     # The client comes back, and is answered 503 until the store is back.

@@ -315,7 +315,7 @@ class HttpTransport(Generic[ResponsesT]):
         Raises:
             StoreUnavailable: Nothing was sent.
         """
-        self.cut_get()
+        self.cut()
         get = GetStream(
             connection,
             after,
@@ -338,7 +338,7 @@ class HttpTransport(Generic[ResponsesT]):
             if self._get is get:
                 self._get = None
 
-    def cut_get(self) -> None:
+    def cut(self) -> None:
         if self._get is not None:
             self._get.cut()
 
