@@ -114,6 +114,22 @@ async def test_a_session_whose_resume_was_cut_off_is_not_left_attached(after: bo
 
 
 @KINDS
+async def test_a_repeat_of_what_ran_is_not_said_not_to_have_begun(kind: str) -> None:
+    """ERR17: its outcome is known here, and the store does not take it."""
+    async with duplex_world() as w:
+        peer = await w.connected(kind)
+        session = (await peer.start())["sessionId"]
+        failed = fails(w.layer.store, "finish_request", after=False, times=1_000_000)
+        params = call_params("echo", {"text": "x"}, keyed("k", session))
+        assert text_of(await peer.result("tools/call", params)) == "x"
+        error = await peer.error("tools/call", params)
+        assert error["code"] == -31012 and error["data"] == {"reason": "store_unavailable"}
+        failed.extend(["enough"] * 1_000_000)
+        assert text_of(await peer.result("tools/call", params)) == "x"
+        assert w.inner.box.calls == ["echo"]
+
+
+@KINDS
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after its effect"])
 @pytest.mark.parametrize("key", [None, "k"])
 async def test_what_the_store_refused_before_it_began_says_so(

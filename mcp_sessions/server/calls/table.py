@@ -100,7 +100,7 @@ class Stage:
 
     def may_have_begun(self, call: Call) -> bool:
         """Whether the call may have had an effect, if the store failed :meth:`before`: the stage
-        serves it itself.
+        serves it itself, or found that it began under its key.
         """
         return False
 

@@ -92,6 +92,9 @@ class KeyOutside(Stage):
             call.admitted = await self._idempotency.admit(call, scope.session_id, key)
         return await self._idempotency.again(call, self._begin_anew)
 
+    def may_have_begun(self, call: Call) -> bool:
+        return call.keyed is not None and call.keyed.was_seen
+
     async def _make(self, scope: KeyScope) -> None:
         try:
             await self._lifecycle.create(scope.mode, scope.principal, None, scope.session_id)

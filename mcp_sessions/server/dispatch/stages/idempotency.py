@@ -210,3 +210,6 @@ class KnownKey(Stage):
 
     async def before(self, call: Call) -> Outcome | None:
         return await self._idempotency.again(call, self._begin_anew)
+
+    def may_have_begun(self, call: Call) -> bool:
+        return call.keyed is not None and call.keyed.was_seen
