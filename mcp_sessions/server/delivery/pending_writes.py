@@ -24,7 +24,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from mcp_sessions.background import Background, report
 from mcp_sessions.core.backoff import Backoff
@@ -110,7 +110,7 @@ class PendingWrites:
         self.number = 0
         """Of the last event that got a name."""
 
-        self.report_late: Callable[[Hashable], Awaitable[object]] = _to_nobody
+        self.report_late: Callable[[Any], Awaitable[object]] = _to_nobody
         """Called with the name of a log that has waited for ``PATIENCE``."""
 
     def __len__(self) -> int:
