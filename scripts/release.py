@@ -200,7 +200,9 @@ def check_call(
     arguments: Mapping[str, str],
     env: Mapping[str, str] | None = None,
 ) -> None:
-    command = *program, "serve", "--port", "0", "--log-format", "json", "--", *served
+    # npm downloads the server first.
+    options = "--port", "0", "--log-format", "json", "--start-timeout", "3m"
+    command = *program, "serve", *options, "--", *served
     process = subprocess.Popen(
         command,
         cwd=env["HOME"] if env is not None else python.parent,

@@ -13,7 +13,9 @@ Rules, owned by ``tests/server/upstream/external/test_launcher.py``:
 4. On any doubt each process starts through the launcher, and a line in the log says why. It is a
    doubt if a file of the server is gone. It is one, too, if a process ends before its first message
    which the launcher can start.
-5. A directory or a variable that names a session or a principal is no other's. So a launcher that
+5. A client waits for the launcher as long as a start may take. Then its process starts through the
+   launcher, which goes on for the others.
+6. A directory or a variable that names a session or a principal is no other's. So a launcher that
    gets one starts each process itself.
 """
 
@@ -37,6 +39,9 @@ logger = logging.getLogger(__name__)
 _LAUNCHERS: Final = (("npx",), ("npm", "exec"), ("npm", "x"), ("uvx",), ("uv", "tool", "run"))
 _LOOKS: Final = 0.01
 """Seconds between two looks at the processes of the launcher."""
+
+_INSTALLS: Final = 10
+"""Times of a start that a launcher has: it may have to download and install the server first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class Launcher:
         self._server = server
         self._start = start
         self._background = background
+        self._seconds = _INSTALLS * server.start_timeout
         self._found: Command | None = None
         self._is_known = not _is_launcher(server)
         self._looking: asyncio.Task[None] | None = None
@@ -88,8 +94,8 @@ class Launcher:
         if not self._is_known:
             if self._looking is None:
                 self._looking = self._background.run("finding what a launcher runs", self._look())
-            # Another start waits for it, too.
-            await asyncio.wait({self._looking})
+            # Another start waits for it, too. If the launcher installs for longer, it goes on.
+            await asyncio.wait({self._looking}, timeout=self._server.start_timeout)
         found = self._found
         if found is None or self._is_doubted:
             return None
@@ -129,7 +135,7 @@ class Launcher:
         process: ChildProcess | None = None
         try:
             process = await self._start(self._server)
-            async with asyncio.timeout(self._server.start_timeout):
+            async with asyncio.timeout(self._seconds):
                 while (found := _started_by(process.pid, self._server)) is None:
                     if process.has_ended:
                         raise _Doubt("it ended")
@@ -139,7 +145,7 @@ class Launcher:
         except _Doubt as doubt:
             self._give_up(str(doubt))
         except TimeoutError:
-            self._give_up(f"it started nothing in {self._server.start_timeout:g} seconds")
+            self._give_up(f"it started nothing in {self._seconds:g} seconds")
         except OSError as failed:
             self._give_up(str(failed.strerror))
         finally:

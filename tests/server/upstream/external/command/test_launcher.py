@@ -10,7 +10,7 @@ import pytest
 from mcp_sessions import StdioServer
 from mcp_sessions.server.upstream.external.system_processes import memory_of
 from tests.server.upstream.external.test_children import starts
-from tests.support.children import CHILD, children_of
+from tests.support.children import CHILD, children_of, until
 from tests.support.world import World, world
 
 pytestmark = [
@@ -97,8 +97,26 @@ sys.exit(0)
         await works(w)
         await works(w)
         assert launched(folder) == 3, "once to ask it, and for each session"
-    why = "the server a: each process starts through npx: it started nothing in 2 seconds"
-    assert caplog.text.count(why) == 1
+        why = "the server a: each process starts through npx: it started nothing in 20 seconds"
+        await until(lambda: why in caplog.text, "the reason", 30)
+
+
+async def test_a_client_that_waited_for_an_installation_is_served_and_the_next_without_it(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    installs = f"""
+if open("{folder}/launched").read() == "started\\n":
+    while not os.path.exists("{folder}/installed"):
+        import time; time.sleep(0.01)
+"""
+    async with world(server=launcher(folder, installs, start_timeout=3)) as w:
+        await works(w)
+        assert len(running(folder)) == 2, "it installs, and the client's"
+        (folder / "installed").touch()
+        await until(lambda: "processes start without npx" in caplog.text, "it is known", 30)
+        await works(w)
+        assert launched(folder) == 2
 
 
 async def test_if_a_file_of_the_server_is_gone_it_starts_through_the_launcher(
