@@ -3,6 +3,7 @@
 `.github/workflows/newest.yml` installs the newest release of each.
 """
 
+import argparse
 import tomllib
 from pathlib import Path
 
@@ -24,4 +25,5 @@ def names(pyproject: Path) -> list[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m scripts.dependencies", description=__doc__).parse_args()
     print("\n".join(names(Path(__file__).parents[1] / "pyproject.toml")))

@@ -17,6 +17,7 @@ or boxes, by column and row, and arrows between them::
     new -> over: expires
 """
 
+import argparse
 import re
 from dataclasses import dataclass, field
 from html import escape
@@ -188,6 +189,7 @@ def _ends(
 
 
 def main() -> None:
+    argparse.ArgumentParser(prog="python -m scripts.pictures", description=__doc__).parse_args()
     for text in sorted(FOLDER.glob("*.txt")):
         text.with_suffix(".svg").write_text(draw(text.read_text("utf-8")), "utf-8")
 

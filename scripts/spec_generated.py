@@ -7,6 +7,7 @@ proven, the checklists, and a conversation as it goes over the wire.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from dataclasses import dataclass
@@ -285,6 +286,9 @@ GENERATED = {
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        prog="python -m scripts.spec_generated", description=__doc__
+    ).parse_args()
     for name, make in GENERATED.items():
         (SPEC / name).write_text(make(), encoding="utf-8")
         print(f"spec/{name}")
