@@ -67,7 +67,7 @@ def test_a_limit_wins_and_the_files_other_limits_stay(checked: Checked) -> None:
     out, log = checked("--limit", "max_events=5")
 
     assert "events of a session for replay: 5" in out
-    assert "sleeps after 77 s" in out
+    assert "sleeps after 77s" in out
     assert log == ["--limit wins over the layer of app.py"]
 
 

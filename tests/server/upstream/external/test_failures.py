@@ -114,6 +114,9 @@ class Starter:
         self.started += 1
         return Child(self._dies_of)
 
+    def retries(self) -> bool:
+        return False
+
 
 def never(*_: object) -> float:
     """No call is given up for others."""
