@@ -18,7 +18,7 @@ from mcp_sessions.client_transport import resumable
 from tests.support.apps import DEPRECATED
 from tests.support.board import Stage
 from tests.support.resuming import QUICK, text_of
-from tests.support.scripted import OURS, Exchange, ScriptedServer, tool_result
+from tests.support.scripted import OURS, Exchange, ScriptedServer, status, tool_result
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(DEPRECATED)]
 
@@ -152,7 +152,8 @@ async def test_a_server_that_began_anew_gets_the_answer_to_what_it_asks_and_to_n
         exchange.end()
 
     async with ScriptedServer(
-        {"tools/call": asks_once_forgets_and_asks}, capabilities={"tools": {}}
+        {"tools/call": asks_once_forgets_and_asks, "ping": status(404)},
+        capabilities={"tools": {}},
     ) as server:
         async with client_of(server.url(), person) as client:
             assert text_of(await client.call_tool("echo", {})) == "one"
