@@ -32,7 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _is_repeated(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     params: dict[str, Any] = callspec.params if callspec is not None else {}
-    return params.get("anyio_backend") in REAL and params.get("seed", 0) >= _SEEDS_ON_REAL
+    is_real = params.get("anyio_backend") in list(REAL)
+    return is_real and params.get("seed", 0) >= _SEEDS_ON_REAL
 
 
 @pytest.fixture
