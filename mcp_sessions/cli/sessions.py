@@ -166,7 +166,10 @@ async def _show_end(name: str, operator_store: OperatorStore) -> None:
 
 async def _why_unknown(operator_store: OperatorStore) -> str:
     days = round(REMEMBERED_FOR / 86_400)
-    kept = f"no such session is there, and no end of one is remembered ({MOST_ENDS}, {days} days)"
+    kept = (
+        f"no such session is there, and no end of one is remembered ({MOST_ENDS}, {days} days). "
+        "A server that runs remembers an end some seconds after it"
+    )
     made = await operator_store.made()
     if made is None:
         return kept

@@ -98,6 +98,7 @@ SERVABLE = "an MCP server (MCPServer, lowlevel Server, FastMCP) or a SessionLaye
 
 _log = logging.getLogger(__name__)
 
+_PACKAGE = Path(__file__).parents[1]
 
 Kind = Callable[[object], bool]
 """Test of whether an object can be served."""
@@ -241,8 +242,10 @@ def _import_failed(source: str, error: BaseException) -> ConfigurationError:
             f"{source} ended the program while it was imported; "
             "put what it runs under: if __name__ == '__main__'"
         )
+    # A wrong setting says all by itself. The name of its class would add nothing.
+    name = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
     return ConfigurationError(
-        f"{source} cannot be imported: {type(error).__name__}: {one_line(error)}{_where(error)}"
+        f"{source} cannot be imported: {name}{one_line(error)}{_where(error)}"
         f"{_other_environment(source, error)}"
     )
 
@@ -270,6 +273,9 @@ def _where(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return ""  # its text names the place
     frames = _frames(error)
+    if isinstance(error, ConfigurationError):
+        # The line to change is the user's. The layer's own lines only looked at the setting.
+        frames = [each for each in frames if not Path(each.filename).is_relative_to(_PACKAGE)]
     return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 

@@ -154,6 +154,12 @@ SEVERAL = "app.py has several servers; name one: app.py:one, app.py:two"
             "app.py",
             "app.py cannot be imported: ValueError: two lines (HERE/app.py, line 7)",
         ),
+        # A wrong setting of the layer: the line is the one to change.
+        (
+            "from mcp_sessions import SessionLayer\nSessionLayer(Server('s'))",
+            "app.py",
+            "app.py cannot be imported: a Server cannot be wrapped: ... (HERE/app.py, line 7)",
+        ),
         ("mcp = = 1", "app.py", "...SyntaxError: invalid syntax (app.py, line 6)"),
         (
             "raise SystemExit(0)",

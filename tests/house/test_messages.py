@@ -41,8 +41,7 @@ WORDLESS = {
     ("mcp_sessions/stores/sqlite/checkpointing.py", "begin_anew"): "SQLite's own text",
     ("mcp_sessions/stores/sqlite/checkpointing.py", "_copy"): "SQLite's own text",
     ("mcp_sessions/stores/sqlite/cleaning.py", "shut_down"): "the system's own text",
-    ("mcp_sessions/stores/sqlite/writer.py", "_chore_done"): "the text of a StoreUnavailable",
-    ("mcp_sessions/stores/sqlite/writer.py", "_rest"): "SQLite's own text",
+    ("mcp_sessions/stores/sqlite/writer.py", "failed"): "SQLite's own text",
 }
 """(file, function) with a message that has only values → the origin of its text."""
 

@@ -183,7 +183,7 @@ def open_file(path: Path, durability: Durability) -> sqlite3.Connection:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         connection = _connect(path)
     except (OSError, sqlite3.Error) as failed:
-        raise ConfigurationError(f"{path} cannot be opened: {_reason(failed)}") from failed
+        raise ConfigurationError(f"{path} cannot be opened: {_reason(path, failed)}") from failed
     try:
         _check_kind(connection, path)
         _pragmas(connection, durability)
@@ -310,7 +310,7 @@ def opening_failed(path: Path, failed: sqlite3.Error) -> ConfigurationError | St
                 f"{path} cannot be written: look at its permissions and its file system"
             )
         case _:
-            return ConfigurationError(f"{path} cannot be opened: {failed}")
+            return ConfigurationError(f"{path} cannot be opened: {_reason(path, failed)}")
 
 
 def unavailable(path: Path, failed: sqlite3.Error) -> StoreUnavailable:
@@ -396,5 +396,12 @@ def _sync(connection: sqlite3.Connection, durability: Durability) -> None:
     connection.execute(f"PRAGMA fullfsync = {'ON' if durability == 'full' else 'OFF'}")
 
 
-def _reason(failed: OSError | sqlite3.Error) -> str:
+def _reason(path: Path, failed: OSError | sqlite3.Error) -> str:
+    if (
+        isinstance(failed, sqlite3.Error)
+        and error_code(failed) == sqlite3.SQLITE_CANTOPEN
+        and not os.access(path, os.R_OK | os.W_OK)
+    ):
+        # SQLite would say no more than that it cannot open the file.
+        return "permission denied"
     return (failed.strerror if isinstance(failed, OSError) else None) or str(failed)

@@ -104,6 +104,25 @@ class Chore(Generic[T]):
     """Takes its result; called in the event loop."""
 
 
+class _Repeated:
+    """Work that is tried again twice a second: the log names its failure once.
+
+    On a full disk, a line for each attempt would take the space that somebody makes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._logged: str | None = None
+
+    def failed(self, failed: BaseException) -> None:
+        if str(failed) != self._logged:
+            logger.warning("%s: %s", self._path, failed)
+        self._logged = str(failed)
+
+    def succeeded(self) -> None:
+        self._logged = None
+
+
 @dataclass(eq=False, repr=False)
 class Writer:
     """Runs work on a file, in order.
@@ -129,6 +148,7 @@ class Writer:
         self.refused_as_full = 0
         """Writes that were refused for want of space, so far."""
 
+        self._chores, self._rests = _Repeated(self._path), _Repeated(self._path)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         # For the event loop: the number of unanswered calls of the thread, and the time that is
@@ -238,9 +258,10 @@ class Writer:
             return
         failed = chore.exception()
         if failed is None:
+            self._chores.succeeded()
             self.chore.then(chore.result())
         else:
-            logger.warning("%s: %s", self._path, failed)
+            self._chores.failed(failed)
             # The thread's next look finds it changed, and asks for it again.
             self._version = -1
 
@@ -350,7 +371,9 @@ class Writer:
         except Exception as failed:
             # The boundary between what is done by the way and what callers wait for: whatever
             # is wrong with the former, the latter goes on, and the next round tries again.
-            logger.warning("%s: %s", self._path, failed)
+            self._rests.failed(failed)
+        else:
+            self._rests.succeeded()
 
     def _call_loop(self, call: Callable[..., None], *arguments: Any) -> None:
         if self._loop is None:

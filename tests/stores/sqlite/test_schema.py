@@ -103,6 +103,25 @@ async def test_a_file_that_is_none_of_ours_is_refused_and_left_alone(path: Path)
     assert not path.parent.with_name(f"{path.parent.name}-lock").exists()
 
 
+async def test_a_file_that_may_not_be_read_is_named_with_the_cause(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite says the same of it as of a folder that is missing."""
+
+    def refused(_: Path) -> sqlite3.Connection:
+        return sqlite3.connect(path.parent / "nowhere" / "sessions.db")
+
+    def denied(_: Path, __: int) -> bool:
+        return False
+
+    # Root may read each file, so the two answers of the system are given here.
+    monkeypatch.setattr(sqlite_schema, "_connect", refused)
+    path.touch()
+    assert "unable to open database file" in await refusal_of(path)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.schema.os.access", denied)
+    assert await refusal_of(path) == f"{path} cannot be opened: permission denied"
+
+
 async def test_a_damaged_file_is_said_to_be(path: Path) -> None:
     """Never an empty session instead."""
     async with opened(path) as store:
