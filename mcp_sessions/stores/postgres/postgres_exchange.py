@@ -79,14 +79,14 @@ class PostgresExchange:
     async def send(self, message: bytes, *, to: str | None = None) -> bool:
         rows = await self._link.fetch(
             "WITH m AS (INSERT INTO mail (process, message) SELECT p.process, $1 FROM processes p"
-            f" WHERE p.process = coalesce($2, p.process) AND {_LIVES}"
-            " AND ($2 IS NOT NULL OR p.process <> $3) RETURNING process)"
+            f" WHERE p.process = coalesce($2, p.process) AND p.process <> $3 AND {_LIVES}"
+            " RETURNING process)"
             f" SELECT pg_notify({CHANNEL.format('m.process')}, '') FROM m",
             message,
             to,
             self._process,
         )
-        return bool(rows)
+        return bool(rows) or to == self._process
 
     async def watch(self, session_id: SessionId, stream: StreamName) -> None:
         watched = (session_id, stream)
