@@ -199,7 +199,7 @@ class Assembly:
             replica,
             self.upstream,
             runner,
-            ways=Ways(self.store, delivery, runner.spawn),
+            ways=Ways(self.store, delivery),
             visibility=visibility,
             advertise=partial(add_capabilities, tasks=runner.tasks is not None),
         )

@@ -31,7 +31,8 @@ never ends its body delays nothing longer.
 """
 
 _LAST_WORDS = 2.0
-"""Seconds that WebSockets and pipes have, at the end, to take what waits for them."""
+"""Seconds that WebSockets and pipes have, at the end, to take what waits for them, and other
+replicas to take what was withdrawn."""
 
 
 class Draining:
@@ -100,6 +101,7 @@ class Draining:
         left = running.result()
         if host is not None:
             await host.hand_over()
+        await self._delivery.remote_questions.settle(_LAST_WORDS)
         # Not before: until then it answers what others wait for.
         await self._bus.leave()
         if left:
@@ -176,5 +178,6 @@ class Draining:
             # Others find out that the stored connections of this process are dead.
             logger.warning("the store is away while the server stops")
         finally:
+            await self._delivery.questions.close()
             await self._delivery.pending_writes.close()
             await self._bus.close()

@@ -155,7 +155,10 @@ async def test_a_store_that_is_away_is_not_asked_without_end() -> None:
 
         c.backplane.is_away = False
         c[0].box.gate("g").go.set()
-        for one in (running, again):
+        unknown = (await at_most(6, again.answer()))["error"]
+        assert (unknown["code"], unknown["data"]) == (-31012, {"reason": "store_unavailable"})
+        once_more = c.at(1, client).call("wait", gate="g", meta=keyed("k"))
+        for one in (running, once_more):
             assert text_of(await at_most(6, one.result())) == "through g"
 
 

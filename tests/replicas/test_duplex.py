@@ -273,6 +273,28 @@ async def test_a_replica_that_stops_withdraws_its_questions_at_others() -> None:
 
 
 @pytest.mark.in_process
+async def test_a_replica_stops_after_others_have_its_withdrawals() -> None:
+    """ASK6. The store takes its time to say where the client is."""
+    async with sockets(2) as s:
+        peer = await s.connected(1, capabilities=CAPABILITIES)
+        session = (await peer.start())["sessionId"]
+        asked = s.c[0].client().call("ask_standalone", question="?", meta=in_session(session))
+        await peer.question()
+        store: Any = s.c.stores[0]
+        load = store.load
+
+        async def slow(*args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(0.5)
+            return await load(*args, **kwargs)
+
+        store.load = slow
+        await s.c[0].inside.draining.stop()
+
+        assert "error" in await asked.answer()
+        await peer.notified("notifications/cancelled")
+
+
+@pytest.mark.in_process
 async def test_a_question_that_is_withdrawn_while_it_is_sent_again_is_not() -> None:
     """ASK6. The store is slow for the one, and not for the other."""
     async with sockets(3) as s:

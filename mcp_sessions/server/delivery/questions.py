@@ -18,6 +18,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import Any, Final, assert_never
 
 from mcp_sessions import method_names
+from mcp_sessions.background import Background
 from mcp_sessions.core.fair_bound import FairBound
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.messages import (
@@ -61,6 +62,9 @@ class PendingQuestion:
     id: str = field(init=False)
     message: bytes = field(init=False)
     future: asyncio.Future[Answer] = field(init=False)
+    ended: asyncio.Future[None] = field(init=False)
+    """Done when it was answered, or given up."""
+
     is_withdrawn: bool = False
     _sending: asyncio.Task[None] | None = field(init=False, default=None)
     """Sends it, or its withdrawal, to another replica."""
@@ -71,7 +75,8 @@ class PendingQuestion:
         if self.asked.on_progress is not None:
             params = with_meta(params, {"progressToken": self.id})
         self.message = request_message(self.id, self.asked.method, params)
-        self.future = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.future, self.ended = loop.create_future(), loop.create_future()
 
     @property
     def log_key(self) -> str:
@@ -111,6 +116,25 @@ class PendingQuestions:
         """Those that a session's standalone channel sent; None: of no session."""
 
         self._process = process
+        self._background = Background()
+
+    def send_withdrawal(self, sending: Coroutine[Any, Any, None]) -> None:
+        """Send a withdrawal in the background, whatever becomes of the request."""
+        self._background.run("the withdrawal of a question", sending)
+
+    async def settle(self, timeout: float) -> None:
+        """Let handlers that were cancelled give their questions up, and clients hear of it, for so
+        many seconds (ASK6).
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        ended = {question.ended for question in self._open.values()}
+        for waits in (ended, self._background.tasks):
+            if waits:
+                await asyncio.wait(waits, timeout=max(0, until - loop.time()))
+
+    async def close(self) -> None:
+        await self._background.close()
 
     def new(
         self, principal: Principal, session_id: SessionId | None, asked: PeerRequest
@@ -153,6 +177,7 @@ class PendingQuestions:
         finally:
             if not question.is_withdrawn:
                 question.is_sent_by(None)
+            question.ended.set_result(None)
             self._open.pop(question.id, None)
             del of_session[question]
             if not of_session:
@@ -185,6 +210,7 @@ class PendingQuestions:
             return asking.result()
         finally:
             asking.cancel()
+            question.ended.set_result(None)
             del self._open[question.id]
 
     def resolve(self, answer: Answer, principal: Principal) -> bool:
@@ -274,6 +300,8 @@ class RemoteQuestions:
         """Answers that are passed on, each with whether the process that asked lives."""
 
         self._bound = FairBound[_Name](most=float("inf"), most_bytes=_MOST_BYTES)
+        self._withdrawals = set[asyncio.Task[None]]()
+        """Those that are on their way."""
 
     def send(
         self,
@@ -298,7 +326,17 @@ class RemoteQuestions:
             method=question.asked.method,
         )
         # What is sent later takes the place of what is not there yet.
-        question.is_sent_by(self._relay.bus.spawn(self._send(home, asked, question)))
+        sending = self._relay.bus.spawn(self._send(home, asked, question))
+        question.is_sent_by(sending)
+        if question.is_withdrawn:
+            self._withdrawals.add(sending)
+            sending.add_done_callback(self._withdrawals.discard)
+
+    async def settle(self, timeout: float) -> None:
+        """The same as :meth:`PendingQuestions.settle`, for clients at other replicas, too."""
+        await self._pending.settle(timeout)
+        if self._withdrawals:
+            await asyncio.wait(self._withdrawals, timeout=timeout)
 
     async def _send(self, home: str, asked: SessionQuestion, question: PendingQuestion) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 class Ways:
     store: SessionStore
     delivery: Delivery
-    spawn: Callable[[Coroutine[Any, Any, None]], object]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -62,7 +61,9 @@ class SessionOutbound:
         async def send(message: bytes) -> None:
             await self._ways.delivery.publisher.push(session_id, message, question)
 
-        return await questions.ask(question, send, lambda message: self._ways.spawn(send(message)))
+        return await questions.ask(
+            question, send, lambda message: questions.send_withdrawal(send(message))
+        )
 
     async def _check_may_ask(self, method: str) -> SessionRecord:
         """Return the session as it is, if its client can be asked."""
@@ -105,7 +106,9 @@ class ConnectionOutbound:
         async def send(message: bytes) -> None:
             await connection.send(Draft(message, None, question.log_key))
 
-        return await questions.ask(question, send, lambda message: self._ways.spawn(send(message)))
+        return await questions.ask(
+            question, send, lambda message: questions.send_withdrawal(send(message))
+        )
 
 
 class LateOutbound:
