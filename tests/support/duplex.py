@@ -374,13 +374,16 @@ class ServerInLoop(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp, *, send_buffer: int | None = None) -> AsyncGenerator[int]:
-    """``app`` on a free port, in this event loop; its lifespan is somebody else's.
+async def listening(
+    app: ASGIApp, *, send_buffer: int | None = None, port: int = 0
+) -> AsyncGenerator[int]:
+    """``app`` on a port, in this event loop; its lifespan is somebody else's.
 
     Args:
+        port: 0: a free one.
         send_buffer: Bytes that the kernel may keep for a peer that does not read.
     """
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", port))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

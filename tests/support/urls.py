@@ -14,9 +14,9 @@ from tests.support.world import Ctx, Toolbox
 
 
 @asynccontextmanager
-async def url_of(app: ASGIApp) -> AsyncGenerator[str]:
+async def url_of(app: ASGIApp, port: int = 0) -> AsyncGenerator[str]:
     """Where an application is served, in this event loop; it has no lifespan."""
-    async with listening(app) as port:
+    async with listening(app, port=port) as port:
         yield f"http://127.0.0.1:{port}/mcp"
 
 

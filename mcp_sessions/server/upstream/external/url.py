@@ -100,6 +100,23 @@ _ENDING: Final = 2.0
 """Seconds in which what was asked may still be answered when it ends, and its end be reported."""
 
 
+class _Reach:
+    """Whether a server can be reached. The log has a line when that changes."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self.is_away = False
+
+    def lost(self, why: str) -> None:
+        if not self.is_away:
+            self.is_away = True
+            logger.warning("%s cannot be reached: %s", self._title, why)
+
+    def found(self) -> None:
+        self.is_away = False
+        logger.warning("%s is reached again", self._title)
+
+
 class HttpChildren:
     """A :class:`~mcp_sessions.server.upstream.external.beginning.Starter`.
 
@@ -111,6 +128,7 @@ class HttpChildren:
         self._server = server
         self._longest = longest
         self._limits = ReachedLimits(time.monotonic)
+        self._reach = _Reach(server.title)
         self._tls: ssl.SSLContext | None = None
 
     async def start(self, slot: Slot, principal: Principal) -> Child:
@@ -136,6 +154,7 @@ class HttpChildren:
             ),
             self._longest,
             self._limits,
+            self._reach,
         )
         return Child(wire, slot)
 
@@ -179,10 +198,10 @@ class HttpWire:
     _child: ChildConnection
     _messages: Messages
 
-    def __init__(self, wire: Wire, longest: int, limits: ReachedLimits) -> None:
+    def __init__(self, wire: Wire, longest: int, limits: ReachedLimits, reach: _Reach) -> None:
         self._wire = wire
         self._longest = longest
-        self._limits = limits
+        self._limits, self._reach = limits, reach
         self._posts: set[asyncio.Task[None]] = set()
         self._param_headers = ParamHeaders()
         self._ending = asyncio.Lock()
@@ -328,6 +347,8 @@ class HttpWire:
         except UNSENT as unsent:
             lack = lack_of(unsent)
             failed = refused(lack or reason_of(unsent))
+            if lack is None:
+                self._reach.lost(reason_of(unsent))
             if lack is not None and not child.result:
                 # The handshake: that it fails so is not to count as the server's failure.
                 failed = NoMeans(failed.error)
@@ -429,6 +450,8 @@ class HttpWire:
         return doubt.refusal
 
     async def _begun(self, response: httpx2.Response) -> None:
+        if self._reach.is_away:
+            self._reach.found()
         if not self._child.result and not self._child.is_modern:
             self._wire.joined(response)
         if "json" not in response.headers.get("content-type", "") and not is_sse(response):

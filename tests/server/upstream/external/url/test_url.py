@@ -6,7 +6,7 @@ The promises are those of `mcp_sessions.http_server`. Nothing is ever sent twice
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -367,6 +367,26 @@ async def test_nothing_listens_there() -> None:
         client = w.client()
         error = await client.error("initialize", HANDSHAKE)
         assert "connection refused" in error["message"]
+
+
+async def test_the_log_says_once_that_a_server_is_away_and_that_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = UrlServer()
+    async with AsyncExitStack() as up:
+        url = await up.enter_async_context(url_of(server))
+        async with world(server=HTTPServer(url, title="notes")) as w:
+            client = await w.connected()
+            await up.aclose()
+            for _ in range(3):
+                await client.error("tools/list", {})
+            async with url_of(server, httpx2.URL(url).port or 0):
+                await client.send("tools/list", {}).result()
+    said = [each.getMessage() for each in caplog.records if "reached" in each.getMessage()]
+    assert said == [
+        "notes cannot be reached: connection refused: nothing listens there",
+        "notes is reached again",
+    ]
 
 
 @pytest.mark.parametrize(
