@@ -148,6 +148,9 @@ class Exchange:
         while self._is_to_be_fetched_on:
             self._left -= 1
             await self._in_time(asyncio.sleep(self._reopening.delay(self._position.retry)))
+            if self.is_answered:
+                # On another stream.
+                return broken
             self._reopening.opened()
             try:
                 async with AsyncExitStack() as stack:

@@ -125,3 +125,19 @@ async def test_who_sends_a_request_again_by_its_key_fetches_nothing_on() -> None
         with pytest.raises(httpx2.ReadError):
             await made.run()
     assert opened == [None]
+
+
+async def test_who_is_answered_as_its_response_ends_does_not_fetch_on() -> None:
+    """Its server may send again what others of its responses had."""
+
+    async def body() -> AsyncGenerator[bytes]:
+        yield b"id: 7\nretry: 1\ndata: answer\n\n"
+
+    async def on_event(_: ReadEvent) -> None:
+        # With the next turn of the loop: the answer came on another stream.
+        asyncio.get_running_loop().call_soon(made.answered)
+
+    made, opened = exchange(body, on_event=on_event, after=5.0)
+    async with asyncio.timeout(10):
+        await made.run()
+    assert opened == [None]

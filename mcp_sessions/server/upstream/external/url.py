@@ -408,11 +408,17 @@ class HttpWire:
             if not waiting.future.done():
                 raise unknown("what it answered is no answer")
 
+        async def on_event(event: ReadEvent) -> None:
+            await self._on_event(event, waiting)
+            if waiting.future.done():
+                # Now, and not with the next turn of the loop: the response may end here.
+                exchange.answered()
+
         exchange = Exchange(
             opens=opens,
             refusal=UpstreamError,
             begun=self._begun,
-            on_event=lambda event: self._on_event(event, waiting),
+            on_event=on_event,
             take=take,
             ended=lambda: _release(waiting),
             longest=self._longest,
