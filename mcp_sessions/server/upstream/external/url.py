@@ -347,7 +347,8 @@ class HttpWire:
         except UNSENT as unsent:
             lack = lack_of(unsent)
             failed = refused(lack or reason_of(unsent))
-            if lack is None:
+            if lack is None and child.result:
+                # That it does not start is said elsewhere.
                 self._reach.lost(reason_of(unsent))
             if lack is not None and not child.result:
                 # The handshake: that it fails so is not to count as the server's failure.
