@@ -213,6 +213,17 @@ class SqlStore:
             held.append(before)
         return working, held
 
+    async def _read(
+        self, session_ids: Collection[SessionId], wanted: Wanted
+    ) -> tuple[Working, list[Stored]]:
+        """Read sessions. Logs that are made anew are so in the rows before anything else is."""
+        while True:
+            working, held = self._working(await self._engine.read(session_ids, wanted), wanted)
+            renewed = [each for each in held if each.is_renewed]
+            if not renewed:
+                return working, held
+            await self._engine.write(_changes(working, renewed, 0.0))
+
     async def _step(
         self,
         session_id: SessionId,
@@ -224,7 +235,7 @@ class SqlStore:
         """Do a step of one session."""
         async with self._turns.of(session_id):
             for _ in range(TRIES):
-                working, held = self._working(await self._engine.read([session_id], wanted), wanted)
+                working, held = await self._read([session_id], wanted)
                 try:
                     result = await work(working)
                 except NotRead:
@@ -244,9 +255,7 @@ class SqlStore:
     ) -> T:
         """Do a step that only reads."""
         while True:
-            working, held = self._working(await self._engine.read([session_id], wanted), wanted)
-            if any(each.is_renewed for each in held):
-                return await self._step(session_id, work, wanted=wanted)
+            working, _ = await self._read([session_id], wanted)
             try:
                 return await work(working)
             except NotRead:
@@ -486,7 +495,7 @@ class SqlStore:
             for _ in range(TRIES):
                 if not left:
                     break
-                working, held = self._working(await self._engine.read(left, wanted), wanted)
+                working, held = await self._read(left, wanted)
                 try:
                     appended = await working.append_change(left, change, now=now, again=again)
                 except NotRead:

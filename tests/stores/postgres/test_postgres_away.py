@@ -198,15 +198,18 @@ async def test_a_row_of_another_program_is_refused_and_named() -> None:
 async def test_after_a_failover_no_event_id_is_used_again() -> None:
     """CUP13. The standby may lack the last events, which clients have. It has another timeline."""
     async with opened(postgres_store()) as store:
-        session_id, other = await new(store), await new(store)
-        for _ in range(2):
-            await store.append(session_id, Draft(b"{}"), now=NOW)
+        session_id, other, third = await new(store), await new(store), await new(store)
+        for each in (session_id, session_id, third):
+            await store.append(each, Draft(b"{}"), now=NOW)
         stored = await store.append(session_id, Draft(b"{}"), now=NOW)
         assert stored is not None
         await store._link.fetch(  # pyright: ignore[reportPrivateUsage]
             "UPDATE sessions SET body = convert_to(replace(convert_from(body, 'utf8'),"
             " '\"line\":\"', '\"line\":\"0'), 'utf8')"
         )
+        # A step that stores an event may be the first one.
+        first = await store.append(third, Draft(b"{}"), now=NOW)
+        assert first is not None and first.event.number == 1
         ((head,), (of_other,)) = [
             [each.position for each in await store.heads([(sid, EVENTS)])]
             for sid in (session_id, other)
