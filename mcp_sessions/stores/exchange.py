@@ -10,8 +10,9 @@ from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.ids import SessionId, StreamName
 from mcp_sessions.stores.records import Attachment
 
-LIVENESS = 10.0
-"""Seconds after which a process that gave no sign of life is taken for dead."""
+LIVENESS = 9.0
+"""Seconds after which a process that gave no sign of life is taken for dead. Who waits for it learns
+that within 10 s."""
 
 
 class ExchangeListener(Protocol):
