@@ -6,6 +6,8 @@ Rules, owned by ``tests/cli/test_main.py``:
    too, and exit status 1: the same command may work later.
 2. If the reader of stdout leaves, as ``head`` does, the command ends without a word.
 3. A command's file is imported only when that command runs: the help must not wait for the MCP SDK.
+
+``--print-completion SHELL`` prints what a shell needs to complete commands and options.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ import argparse
 import os
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from typing import Any, NoReturn
 
 from mcp_sessions import __version__
 from mcp_sessions.cli.arguments import USAGE_ERROR, OneLineParser, one_line
-from mcp_sessions.cli.completion import SHELLS, PrintCompletion
 from mcp_sessions.cli.logs import complain
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 
@@ -130,3 +132,60 @@ def _fill_standard_files() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+
+
+SHELLS = ("bash", "zsh")
+_FILES = ("FILE", "TARGET")
+_PARSERS = {"serve": "serve_options"}
+"""Command → the module that has its options, if it is not of the same name."""
+
+
+class PrintCompletion(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        """Print it, and exit.
+
+        Raises:
+            ConfigurationError: Its library is not installed.
+        """
+        print(_completion(str(values), self.const))
+        parser.exit()
+
+
+def _completion(shell: str, commands: Mapping[str, str]) -> str:
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        raise ConfigurationError(
+            "--print-completion needs shtab: pip install 'mcp-sessions[completion]'"
+        ) from None
+    root = argparse.ArgumentParser(prog="mcp-sessions")
+    make: Any = _parser_of
+    made: Any = root.add_subparsers(parser_class=make)
+    for command, what in commands.items():
+        made.add_parser(command, help=what)
+    _complete_files(root, shtab)
+    return shtab.complete(root, shell)
+
+
+def _parser_of(*, prog: str, **_: object) -> Any:
+    command = prog.split()[-1]
+    return import_module(f"mcp_sessions.cli.{_PARSERS.get(command, command)}").make_parser()
+
+
+def _complete_files(parser: argparse.ArgumentParser, shtab: Any) -> None:
+    # argparse has no public name for either.
+    actions: list[Any] = parser._actions  # pyright: ignore[reportPrivateUsage]
+    for action in actions:
+        if action.nargs == argparse.PARSER:
+            for each in action.choices.values():
+                _complete_files(each, shtab)
+        elif action.metavar in _FILES:
+            action.complete = shtab.FILE
+        elif action.metavar == "DIR":
+            action.complete = shtab.DIRECTORY

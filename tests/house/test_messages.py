@@ -37,7 +37,7 @@ WORDLESS = {
         "mcp_sessions/server/upstream/external/command.py",
         "_died",
     ): "a status, and a line of the process",
-    ("mcp_sessions/server/upstream/external/stderr.py", "_say"): "a line that the process wrote",
+    ("mcp_sessions/server/upstream/external/process.py", "_say"): "a line that the process wrote",
     ("mcp_sessions/stores/sqlite/checkpointing.py", "begin_anew"): "SQLite's own text",
     ("mcp_sessions/stores/sqlite/checkpointing.py", "_copy"): "SQLite's own text",
     ("mcp_sessions/stores/sqlite/cleaning.py", "shut_down"): "the system's own text",

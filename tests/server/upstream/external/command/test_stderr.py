@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sessions import StdioServer
-from mcp_sessions.server.upstream.external.stderr import StandardError, reason_of
+from mcp_sessions.server.upstream.external.process import StandardError, reason_of
 from tests.support.children import child_world, until
 from tests.support.raw import RawClient, initialize_params
 from tests.support.world import world
