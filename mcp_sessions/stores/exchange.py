@@ -11,8 +11,8 @@ from mcp_sessions.ids import SessionId, StreamName
 from mcp_sessions.stores.records import Attachment
 
 LIVENESS = 9.0
-"""Seconds after which a process that gave no sign of life is taken for dead. Who waits for it learns
-that within 10 s."""
+"""Seconds after which a process that gave no sign of life is taken for dead. Whoever waits for it
+learns that within 10 s."""
 
 
 class ExchangeListener(Protocol):
