@@ -21,9 +21,6 @@ _MOVED = "test_who_loses_one_of_several_calls_at_another_replica_is_asked_on_ano
 _OPEN = {
     (_MOVED, "redis"): _TWO_IDS,
     (_MOVED, "postgres"): _TWO_IDS,
-    ("test_a_session_whose_stream_another_replica_may_serve_makes_no_room", "postgres"): (
-        "a session that is written while room is made stays, and no other is tried"
-    ),
 }
 """Test and store → the fault that it finds there now and then, and that is not cured."""
 

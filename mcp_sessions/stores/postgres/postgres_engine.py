@@ -12,7 +12,7 @@ from mcp_sessions.core.log import PAGE_BYTES
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import EVENTS, GET_STREAM, SESSION_ID, SessionId
-from mcp_sessions.stores.postgres.postgres_link import PostgresLink
+from mcp_sessions.stores.postgres.postgres_link import PostgresLink, SomebodyWasFirst
 from mcp_sessions.stores.sql.session_rows import (
     Change,
     Counts,
@@ -313,7 +313,10 @@ class PostgresEngine:
                 add("y", sid=sid, tag=tag_of(text), key=text)
                 parts.add("gone_keys")
         sql, names = _writing(frozenset(parts))
-        (answer,) = await self._link.fetch(sql, *(values[name] for name in names))
+        try:
+            (answer,) = await self._link.fetch(sql, *(values[name] for name in names))
+        except SomebodyWasFirst:
+            return set()
         return {SessionId(sid) for sid in answer[0]}
 
     async def count(self, owner: bytes) -> Counts:
@@ -334,7 +337,7 @@ class PostgresEngine:
                 made,
                 *row[1:],
             )
-        except asyncpg.UniqueViolationError:
+        except SomebodyWasFirst:
             return False
         return bool(added)
 

@@ -6,7 +6,8 @@ Rules:
    :class:`StoreUnavailable`.
 2. Nothing waits longer than the timeout.
 3. After an attempt to connect that failed, all calls fail at once for ``REST`` seconds.
-4. A statement that another one's step undid (a deadlock) was not done. It is sent again.
+4. A statement that another one's step undid (a deadlock, a row that went) was not done. It is sent
+   again.
 """
 
 from __future__ import annotations
@@ -66,6 +67,18 @@ _KINDS_FOR_CLIENTS = {
 
 _COMES_BACK = "57P"
 """A server that comes back by itself."""
+
+
+_UNDONE_BY_OTHERS = (
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    # A process that a row is for left just now.
+    asyncpg.ForeignKeyViolationError,
+)
+
+
+class SomebodyWasFirst(StoreUnavailable):
+    """A row with that key is there. Nothing was done."""
 
 
 class _Connection(asyncpg.Connection):
@@ -149,7 +162,7 @@ class PostgresLink:
         """Send one statement; its rows.
 
         Raises:
-            UniqueViolationError: A row with that key is there. Nothing was done.
+            SomebodyWasFirst: A row with that key is there.
             StoreUnavailable: Unknown whether it was done.
             StoreRefused: It was not done.
         """
@@ -158,9 +171,7 @@ class PostgresLink:
             try:
                 async with pool.acquire(timeout=self.timeout) as connection:
                     return await connection.fetch(sql, *values)
-            except asyncpg.UniqueViolationError:
-                raise
-            except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError) as undone:
+            except _UNDONE_BY_OTHERS as undone:
                 if not left:
                     raise self.explained(undone) from undone
                 await asyncio.sleep(random.random() * 0.01)
@@ -189,6 +200,8 @@ class PostgresLink:
 
     def explained(self, failed: BaseException) -> StoreUnavailable:
         """The error for the caller. A server's text may quote a value, so it is left out."""
+        if isinstance(failed, asyncpg.UniqueViolationError):
+            return SomebodyWasFirst(f"{self.name} has a row of another process")
         if isinstance(failed, TimeoutError):
             return StoreUnavailable(f"{self.name} did not answer within {self.timeout:g} s")
         code = getattr(failed, "sqlstate", None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -550,8 +551,10 @@ def new_row(record: SessionRecord, log: EventLog | None, line: str) -> SessionRo
     logs = {EVENTS: log} if log is not None else {}
     life = record.life
     facts = facts_of(record.principal, record.client.peer)
+    # A session that ended may be made anew under its id: no version is of both.
+    version = secrets.randbits(62)
     return SessionRow(
-        line, record.session_id, 1, record.mode.value, owner_of(record.principal), life.created_at,
-        life.expires_at, life.ends_at, life.expires_at, facts,
+        line, record.session_id, version, record.mode.value, owner_of(record.principal),
+        life.created_at, life.expires_at, life.ends_at, life.expires_at, facts,
         encode(_body(line, session, logs, {}, None, 0)), None, None,
     )  # fmt: skip

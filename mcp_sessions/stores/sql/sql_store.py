@@ -198,7 +198,17 @@ class SqlStore:
 
     # --- steps ---------------------------------------------------------------------------------
 
-    def _working(self, found: Sequence[Found], wanted: Wanted) -> tuple[Working, list[Stored]]:
+    def _working(
+        self, found: Sequence[Found], wanted: Wanted, broken: list[Found] | None = None
+    ) -> tuple[Working, list[Stored]]:
+        """These sessions, for a step.
+
+        Args:
+            broken: Takes those that cannot be read, in a step of many: the others go on.
+
+        Raises:
+            StoreRefused: One cannot be read.
+        """
         working = Working(self._memory)
         held: list[Stored] = []
         for each in found:
@@ -208,17 +218,25 @@ class SqlStore:
             try:
                 before = stored(each, stream, self._policy, working.window)
             except (ValueError, TypeError, LookupError) as failed:
-                raise unreadable(failed) from failed
+                if broken is None:
+                    raise unreadable(failed) from failed
+                logger.error("a session could not be read: %s", type(failed).__name__)
+                broken.append(each)
+                continue
             working.hold(before)
             held.append(before)
         return working, held
 
     async def _read(
-        self, session_ids: Collection[SessionId], wanted: Wanted
+        self,
+        session_ids: Collection[SessionId],
+        wanted: Wanted,
+        broken: list[Found] | None = None,
     ) -> tuple[Working, list[Stored]]:
         """Read sessions. Logs that are made anew are so in the rows before anything else is."""
         while True:
-            working, held = self._working(await self._engine.read(session_ids, wanted), wanted)
+            found = await self._engine.read(session_ids, wanted)
+            working, held = self._working(found, wanted, broken)
             renewed = [each for each in held if each.is_renewed]
             if not renewed:
                 return working, held
@@ -263,34 +281,55 @@ class SqlStore:
 
     async def _on_many(
         self,
-        found: Sequence[Found],
-        work: Callable[[Working], Awaitable[Sequence[SessionRecord]]],
+        find: Callable[[int], Awaitable[Sequence[Found]]],
+        work: Callable[[Working, int], Awaitable[Sequence[SessionRecord]]],
         now: float,
+        limit: int,
     ) -> list[SessionRecord]:
         """Do a step of many sessions, of which it ends some: the records of those, as they were.
 
-        Those that somebody changed meanwhile stay as they are.
+        If somebody changed one of them meanwhile, the rows are read again, and the step decides
+        anew.
+
+        Args:
+            find: The rows, for a step that ends so many.
+            work: The step. It ends so many.
         """
-        readable: list[Found] = []
-        broken: list[tuple[SessionId, int | None]] = []
-        for each in found:
-            try:
-                record_of(each.row)
-            except (ValueError, TypeError, LookupError) as failed:
-                logger.error("a session could not be read: %s", type(failed).__name__)
-                if has_come(each.row.expires_at, now):
-                    broken.append((SessionId(each.row.sid), each.row.version))
-            else:
-                readable.append(each)
-        working, held = self._working(readable, _NOTHING)
-        ended = {record.session_id: record for record in await work(working)}
-        versions = {SessionId(each.row.sid): each.row.version for each in held}
-        changes = _changes(working, held, now)
-        if changes:
-            await self._engine.write(changes)
-        going = [(session_id, versions[session_id]) for session_id in ended]
-        gone = await self._engine.remove([*going, *broken]) if going or broken else []
-        return [ended[SessionId(row.sid)] for row in gone if SessionId(row.sid) in ended]
+        done: list[SessionRecord] = []
+        for _ in range(TRIES):
+            left = limit - len(done)
+            broken: list[Found] = []
+            working, held = self._working(await find(left), _NOTHING, broken)
+            ended = {record.session_id: record for record in await work(working, left)}
+            changes = _changes(working, held, now)
+            if changes:
+                await self._engine.write(changes)
+            rows = [each.row for each in held if each.session.record.session_id in ended]
+            rows += [each.row for each in broken if has_come(each.row.expires_at, now)]
+            going = [(SessionId(row.sid), row.version) for row in rows]
+            gone = await self._engine.remove(going) if going else []
+            removed = {row.sid for row in gone}
+            done += [record for session_id, record in ended.items() if session_id in removed]
+            if len(gone) == len(going):
+                break
+        return done
+
+    async def _on_each(
+        self, found: Sequence[Found], work: Callable[[Working], Awaitable[None]], now: float
+    ) -> None:
+        """Do a step of many sessions, of which it ends none. It is done anew for those that
+        somebody changed meanwhile.
+        """
+        for _ in range(TRIES):
+            working, held = self._working(found, _NOTHING, [])
+            await work(working)
+            changes = _changes(working, held, now)
+            written = await self._engine.write(changes) if changes else set[SessionId]()
+            lost = {SessionId(each.row.sid) for each in changes} - written
+            if not lost:
+                return
+            found = await self._engine.read(lost, _NOTHING)
+        raise StoreUnavailable(_BUSY)
 
     # --- lives -----------------------------------------------------------------------------------
 
@@ -365,12 +404,8 @@ class SqlStore:
         ids = list(session_ids)
         for start in range(0, len(ids), PAGE):
             some = ids[start : start + PAGE]
-            working, held = self._working(await self._engine.read(some, _NOTHING), _NOTHING)
-            await working.touch(some, now=now)
-            changes = _changes(working, held, now)
-            if changes:
-                # Whoever was first has used the session just now.
-                await self._engine.write(changes)
+            found = await self._engine.read(some, _NOTHING)
+            await self._on_each(found, lambda working: working.touch(ids, now=now), now)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         gone = await self._engine.remove([(session_id, None)])
@@ -380,9 +415,11 @@ class SqlStore:
         self, *, now: float, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
         now = await self._now(now)
-        found = await self._engine.due(now, limit + len(held))
         return await self._on_many(
-            found, lambda working: working.expire(now=now, held=held, limit=limit), now
+            lambda left: self._engine.due(now, left + len(held)),
+            lambda working, left: working.expire(now=now, held=held, limit=left),
+            now,
+            limit,
         )
 
     async def evict(
@@ -396,13 +433,14 @@ class SqlStore:
     ) -> Sequence[SessionRecord]:
         now = await self._now(now)
         latest = unused_by(Mode.TRANSPORT, now, unused_for, self._policy)
-        found = await self._engine.due(max(latest, asleep_by(now, self._policy)), _CANDIDATES)
+        by = max(latest, asleep_by(now, self._policy))
         return await self._on_many(
-            found,
-            lambda working: working.evict(
-                now=now, unused_for=unused_for, held=held, limit=limit, opened=opened
+            lambda _: self._engine.due(by, _CANDIDATES),
+            lambda working, left: working.evict(
+                now=now, unused_for=unused_for, held=held, limit=left, opened=opened
             ),
             now,
+            limit,
         )
 
     async def evict_own(
@@ -415,13 +453,14 @@ class SqlStore:
         limit: int,
     ) -> Sequence[SessionRecord]:
         now = await self._now(now)
-        found = await self._engine.owned(owner_of(principal), _CANDIDATES)
+        owner = owner_of(principal)
         return await self._on_many(
-            found,
-            lambda working: working.evict_own(
-                principal, now=now, unused_for=unused_for, held=held, limit=limit
+            lambda _: self._engine.owned(owner, _CANDIDATES),
+            lambda working, left: working.evict_own(
+                principal, now=now, unused_for=unused_for, held=held, limit=left
             ),
             now,
+            limit,
         )
 
     async def evict_heavy(
@@ -429,25 +468,26 @@ class SqlStore:
     ) -> Sequence[SessionRecord]:
         now = await self._now(now)
         by = asleep_by(now, self._policy)
-        found = await self._engine.heavy(by, most, limit + len(held))
-        asleep = [each for each in found if each.row.sid not in held][:limit]
-        gone = await self._engine.remove(
-            [(SessionId(each.row.sid), each.row.version) for each in asleep]
+        return await self._on_many(
+            lambda left: self._engine.heavy(by, most, left + len(held)),
+            # All that the database found.
+            lambda working, left: working.evict_heavy(now=now, most=-1, held=held, limit=left),
+            now,
+            limit,
         )
-        return [self._record(row) for row in gone]
 
     async def sleep(self, *, now: float) -> None:
         since, by = self._slept_by, asleep_by(await self._now(now), self._policy)
         # A session's ``due_at`` may be earlier than its deadline.
         earlier = COARSE * idle_time(Mode.TRANSPORT, self._policy)
         after = (since - earlier, "")
-        while found := await self._engine.due(by, PAGE, after=after):
-            working, held = self._working(found, _NOTHING)
+
+        async def sleeps(working: Working) -> None:
             working.slept(since)
             await working.sleep(now=now)
-            changes = _changes(working, held, now)
-            if changes:
-                await self._engine.write(changes)
+
+        while found := await self._engine.due(by, PAGE, after=after):
+            await self._on_each(found, sleeps, now)
             after = (found[-1].row.due_at, found[-1].row.sid)
         self._slept_by = by
 
@@ -495,7 +535,7 @@ class SqlStore:
             for _ in range(TRIES):
                 if not left:
                     break
-                working, held = await self._read(left, wanted)
+                working, held = await self._read(left, wanted, [])
                 try:
                     appended = await working.append_change(left, change, now=now, again=again)
                 except NotRead:

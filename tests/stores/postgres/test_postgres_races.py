@@ -1,0 +1,217 @@
+"""Two processes change the same rows at once: whoever comes second reads again, and decides anew.
+
+The race is made: before one statement of the one store, the other store does its step.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.states import Mode
+from mcp_sessions.ids import EVENTS, SessionId, StreamName
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores.postgres import PostgresStore
+from mcp_sessions.stores.record_changes import SetLogLevel
+from mcp_sessions.stores.records import Attachment
+from mcp_sessions.stores.sql.session_rows import text_bytes
+from mcp_sessions.testing.change_checks import change_of
+from tests.stores.opening import NOW, new, opened
+from tests.support.postgres_server import two_postgres_stores
+
+pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
+
+IDLE = 100.0
+POLICY = SessionPolicy(idle_timeout=IDLE, forget_after=500.0, max_lifetime=10_000)
+
+Ends = Callable[[PostgresStore, float, int], Awaitable[Sequence[Any]]]
+
+
+@asynccontextmanager
+async def two() -> AsyncGenerator[tuple[PostgresStore, PostgresStore]]:
+    first, second = two_postgres_stores()
+    async with opened(first, POLICY), opened(second, POLICY):
+        yield first, second
+
+
+def before(store: PostgresStore, statement: str, step: Callable[[], Awaitable[object]]) -> None:
+    """Do that step just before the store's next statement of that name."""
+    engine = store._engine  # pyright: ignore[reportPrivateUsage]
+    sends = getattr(engine, statement)
+
+    async def late(*args: Any) -> Any:
+        setattr(engine, statement, sends)
+        await step()
+        return await sends(*args)
+
+    setattr(engine, statement, late)
+
+
+async def events_of(store: PostgresStore) -> int:
+    """The number of events of all sessions."""
+    ((count,),) = await store._link.fetch("SELECT count(*) FROM events")  # pyright: ignore[reportPrivateUsage]
+    return count
+
+
+ENDS: dict[str, Ends] = {
+    "expire": lambda store, now, limit: store.expire(now=now + 500, held=(), limit=limit),
+    "evict": lambda store, now, limit: store.evict(
+        now=now, unused_for=60, held=(), limit=limit, opened=False
+    ),
+    "evict_own": lambda store, now, limit: store.evict_own(
+        ANONYMOUS, now=now, unused_for=60, held=(), limit=limit
+    ),
+    "evict_heavy": lambda store, now, limit: store.evict_heavy(
+        now=now, most=0, held=(), limit=limit
+    ),
+}
+
+
+@pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
+async def test_a_session_that_is_written_while_it_ends_is_looked_at_again(ends: Ends) -> None:
+    """SES20. What was written did not use it."""
+    async with two() as (here, there):
+        session_id = await new(here, Mode.TRANSPORT)
+        before(here, "remove", lambda: there.change(session_id, SetLogLevel("debug")))
+        gone = await ends(here, NOW + IDLE, 9)
+        assert [record.session_id for record in gone] == [session_id]
+        assert gone[0].client.log_level == "debug"
+        assert await there.all_sessions() == []
+
+
+@pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
+async def test_a_session_that_is_used_while_it_ends_stays_and_another_goes(ends: Ends) -> None:
+    """SES20."""
+    async with two() as (here, there):
+        first = await new(here, Mode.TRANSPORT)
+        record = await here.create(Mode.TRANSPORT, ANONYMOUS, peer=None, now=NOW + 1)
+        before(here, "remove", lambda: there.touch([first], now=NOW + IDLE + 500))
+        gone = await ends(here, NOW + IDLE + 1, 1)
+        assert [record.session_id for record in gone] == [record.session_id]
+        assert [record.session_id for record in await there.all_sessions()] == [first]
+
+
+async def test_a_session_is_used_also_if_somebody_changes_it_meanwhile() -> None:
+    """SES14. An event that comes uses no session: its deadline would stay where it was."""
+    async with two() as (here, there):
+        session_id = await new(here)
+        before(here, "write", lambda: there.append(session_id, Draft(b"{}"), now=NOW))
+        await here.touch([session_id], now=NOW + 50)
+        record = await here.load(session_id, now=NOW + 50)
+        assert record is not None and record.life.expires_at == NOW + 50 + 500
+
+
+async def test_an_event_whose_number_is_there_is_stored_under_the_next_reading() -> None:
+    """Whose row it was, and where it went: the step begins anew."""
+    async with two() as (here, there):
+        session_id = await new(here)
+        link = there._link  # pyright: ignore[reportPrivateUsage]
+
+        async def is_there() -> None:
+            await link.fetch(
+                "INSERT INTO events (sid, stream, number, at, size, payload)"
+                " VALUES ($1, $2, 1, 0, 0, '')",
+                session_id,
+                text_bytes(EVENTS),
+            )
+            before(here, "read", lambda: link.fetch("DELETE FROM events"))
+
+        before(here, "write", is_there)
+        appended = await here.append(session_id, Draft(b"{}"), now=NOW)
+        assert appended is not None and appended.event.number == 1
+
+
+async def test_a_session_that_is_made_anew_under_its_id_gets_nothing_of_the_one_before() -> None:
+    """Of both, the row changed once."""
+    session_id = SessionId("conversation" + "x" * 31)
+    async with two() as (here, there):
+
+        async def made(store: PostgresStore, state: str) -> None:
+            await store.create(
+                Mode.CONVERSATION, ANONYMOUS, peer=None, now=NOW, session_id=session_id
+            )
+            await store.change_state(session_id, {state: 1}, ())
+
+        async def anew() -> None:
+            await there.end(session_id)
+            await made(there, "new")
+
+        await made(here, "old")
+        before(here, "write", anew)
+        record = await here.change_state(session_id, {"later": 1}, ())
+        assert record is not None and set(record.state.values) == {"new", "later"}
+
+
+class Deaf:
+    """Hears nothing."""
+
+    def on_message(self, message: bytes) -> None: ...
+
+    def on_event(
+        self,
+        session_id: SessionId,
+        stream: StreamName,
+        event: LoggedEvent,
+        attachment: Attachment | None,
+    ) -> None: ...
+
+    def on_gap(self) -> None: ...
+
+
+async def test_an_event_is_stored_also_if_who_watches_leaves_just_now() -> None:
+    """The letter would be for a process that is gone (a rolling restart)."""
+    async with two() as (here, there):
+        session_id = await new(here)
+        assert there.exchange is not None
+        await there.exchange.join("leaving", Deaf())
+        await there.exchange.watch(session_id, EVENTS)
+        link = there._link  # pyright: ignore[reportPrivateUsage]
+        leaves = await link.connect()
+        try:
+            async with leaves.transaction():
+                await leaves.execute("DELETE FROM processes WHERE process = 'leaving'")
+                appending = asyncio.create_task(here.append(session_id, Draft(b"{}"), now=NOW))
+                async with asyncio.timeout(30):
+                    while not await link.fetch(
+                        "SELECT 1 FROM pg_locks WHERE NOT granted"
+                        " AND $1 = ANY(pg_blocking_pids(pid))",
+                        leaves.get_server_pid(),
+                    ):
+                        assert not appending.done()
+            appended = await appending
+        finally:
+            await leaves.close()
+        assert appended is not None and appended.event.number == 1
+
+
+async def test_a_session_falls_asleep_also_if_somebody_changes_it_meanwhile() -> None:
+    """Nobody would look at it again: its events would stay until it ends."""
+    async with two() as (here, there):
+        session_id = await new(here)
+        await here.append(session_id, Draft(b"{}"), now=NOW)
+        before(here, "write", lambda: there.change(session_id, SetLogLevel("debug")))
+        await here.sleep(now=NOW + IDLE)
+        assert await events_of(there) == 0
+
+
+async def test_what_another_program_wrote_to_a_row_stops_no_other_session() -> None:
+    """Steps of many sessions go on with the others."""
+    async with two() as (here, there):
+        broken, whole = await new(here), await new(here)
+        await there._link.fetch(  # pyright: ignore[reportPrivateUsage]
+            "UPDATE sessions SET body = 'x'::bytea WHERE sid = $1", broken
+        )
+        ids: list[SessionId] = [broken, whole]
+        await here.touch(ids, now=NOW + 50)
+        record = await here.load(whole, now=NOW + 50)
+        assert record is not None and record.life.expires_at == NOW + 50 + 500
+        changed = change_of(listed="tools")
+        appended = await here.append_change(ids, changed, now=NOW + 50)
+        assert [each.session_id for each in appended] == [whole]
+        assert await events_of(there) == 1
+        await here.sleep(now=NOW + 50 + IDLE)
+        assert await events_of(there) == 0
