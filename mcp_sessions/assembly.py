@@ -26,6 +26,7 @@ from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.endpoint import Endpoint, EndpointSettings
 from mcp_sessions.serve.health import Health
 from mcp_sessions.serve.lifespan import Lifespan, Preparation
+from mcp_sessions.serve.sealing_key_file import key_path_of
 from mcp_sessions.server.cluster.child_host import ChildHost
 from mcp_sessions.server.cluster.relay import RequestRelay
 from mcp_sessions.server.cluster.replica import Replica
@@ -393,7 +394,8 @@ def _check_conversations(store: SessionStore, security: SessionSecurity) -> None
         raise ConfigurationError(
             "conversations need a store: make the layer with one instead of store=None"
         )
-    if security.is_ephemeral and (store.survives_process or store.exchange is not None):
+    is_kept = not security.is_ephemeral or key_path_of(store, security) is not None
+    if not is_kept and (store.survives_process or store.exchange is not None):
         raise ConfigurationError(
             "the sessions of conversations outlive this process, but the keys by which they are "
             "found do not: set MCP_SESSIONS_KEYS"

@@ -102,7 +102,8 @@ class SessionLayer:
                 revoked.
             policy: Every limit; the defaults if None.
             security: The keys that seal ``state``. None: those of ``MCP_SESSIONS_KEYS`` if
-                it is set, else keys that end with this process.
+                it is set, else those beside a SQLite file, which are made if they are not there,
+                else keys that end with this process.
             conversations: Sessions for hosts that start none. None: such requests have none.
             hidden: Names of tools and prompts, and URIs of resources, that nobody sees but a
                 session that they were revealed to (:meth:`SessionHandle.reveal`); or patterns, in

@@ -132,6 +132,9 @@ class SessionSecurity:
     is_ephemeral: bool
     """The keys were made for this process and end with it."""
 
+    is_default = False
+    """Nobody gave keys. A store in a file has some beside it, which are used once it is open."""
+
     @checked("keys")
     def __init__(
         self,
@@ -156,16 +159,21 @@ class SessionSecurity:
             ConfigurationError: There is no key, one is too short, or there twice; or
                 ``max_token`` is below 256.
         """
-        from mcp_sessions.sealing import Names, Purpose, SealedTokens, SignedTokens
-
-        _check_keys(keys)
         if max_token < _LEAST_MAX_TOKEN:
             raise ConfigurationError(
                 f"max_token must be at least {_LEAST_MAX_TOKEN} characters, not {max_token!r}"
             )
-        self.is_ephemeral = False
         self.audience = audience
         self.max_token = max_token
+        self._sign_only = sign_only
+        self._use(keys)
+
+    def _use(self, keys: Sequence[str]) -> None:
+        from mcp_sessions.sealing import Names, Purpose, SealedTokens, SignedTokens
+
+        _check_keys(keys)
+        sign_only = self._sign_only
+        self.is_ephemeral = False
         self._description = f"{len(keys)} {'key' if len(keys) == 1 else 'keys'}, " + (
             "signing" if sign_only else "sealing"
         )
@@ -214,9 +222,8 @@ class SessionSecurity:
                 f"the environment variable {variable} is not set: give it one or more keys, "
                 "comma-separated, newest first (mcp-sessions keygen prints one)"
             )
-        keys = [key.strip() for key in value.split(",")]
         try:
-            return cls(keys, sign_only=sign_only, audience=audience, max_token=max_token)
+            return cls(_split(value), sign_only=sign_only, audience=audience, max_token=max_token)
         except ConfigurationError as error:
             raise ConfigurationError(f"the environment variable {variable}: {error}") from None
 
@@ -224,25 +231,43 @@ class SessionSecurity:
     def default(
         cls, *, sign_only: bool = False, audience: str | None = None, max_token: int = MAX_TOKEN
     ) -> SessionSecurity:
-        """Use the keys of ``MCP_SESSIONS_KEYS`` if it is set, otherwise ephemeral keys.
+        """Use the keys of ``MCP_SESSIONS_KEYS`` if it is set, otherwise those beside a store in a
+        file, once it is open, and ephemeral keys until then or with another store.
 
         Raises:
             ConfigurationError: It is set, and its keys cannot be used. An empty value fails, too:
                 to set it does not mean "forget every token at restart".
         """
         make = cls.from_env if KEYS_VARIABLE in os.environ else cls.ephemeral
-        return make(sign_only=sign_only, audience=audience, max_token=max_token)
+        security = make(sign_only=sign_only, audience=audience, max_token=max_token)
+        security.is_default = security.is_ephemeral
+        return security
+
+    def use_keys(self, text: str, source: str) -> None:
+        """Use other keys from now on.
+
+        Args:
+            text: They are separated by commas, newest first.
+            source: Where they are, for the error.
+
+        Raises:
+            ConfigurationError: They cannot be used.
+        """
+        try:
+            self._use(_split(text))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{source}: {error}") from None
 
     def __repr__(self) -> str:
         ephemeral = ", ephemeral" if self.is_ephemeral else ""
         return f"<SessionSecurity {self._description}, audience={self.audience!r}{ephemeral}>"
 
     def bound_to(self, audience: str) -> SessionSecurity:
-        """The same keys with this audience; itself if it was given one."""
-        if self.audience is not None:
+        """The same keys with this audience; itself if it was given one, and keys."""
+        if self.audience is not None and not self.is_default:
             return self
         bound = copy.copy(self)
-        bound.audience = audience
+        bound.audience = self.audience or audience
         return bound
 
     def seal_state(
@@ -369,6 +394,10 @@ class SessionSecurity:
         """
         owner = (principal.client_id, principal.issuer, principal.subject)
         return (self.audience, session_id, *owner)
+
+
+def _split(text: str) -> list[str]:
+    return [key.strip() for key in text.split(",")]
 
 
 def _check_keys(keys: Sequence[str]) -> None:

@@ -31,6 +31,8 @@ from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.security import SessionSecurity
+from mcp_sessions.serve.sealing_key_file import check_key_file
 from mcp_sessions.serve.tls import certificate_of
 from mcp_sessions.server.upstream.external.trial import Tried, why_not
 from mcp_sessions.server.upstream.port import UpstreamError
@@ -52,6 +54,7 @@ class CheckedEndpoint:
     """Name of the store as the start would print it."""
 
     policy: SessionPolicy
+    security: SessionSecurity
     external: ExternalServer | None
     """None: the server is an object of this process."""
 
@@ -255,6 +258,7 @@ async def _say_store(report: Report, options: argparse.Namespace, served: Checke
         return
     try:
         report.say("store", f"{served.store_name}: {await look(store, served.policy)}")
+        check_key_file(store, served.security)
     except SessionsError as failed:
         report.wrong("store", failed)
 

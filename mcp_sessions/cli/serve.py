@@ -116,7 +116,16 @@ def _check(options: argparse.Namespace) -> int:
                 return layer.asgi_app(path, host=host, security=security).guards
 
             return [
-                CheckedEndpoint(options.path, layer.store, store, layer.policy, own, lock, guards)
+                CheckedEndpoint(
+                    options.path,
+                    layer.store,
+                    store,
+                    layer.policy,
+                    layer.security,
+                    own,
+                    lock,
+                    guards,
+                )
             ]
         from mcp_sessions.cli.serve_config import layer_maker, served_of
 

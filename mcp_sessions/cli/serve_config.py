@@ -176,6 +176,7 @@ def served_of(
             layer.store,
             store_name.replace(SERVER, _name_at(path, options)),
             layer.policy,
+            layer.security,
             _server_of(layer),
             layer.authenticates,
             partial(guards_of, layer, _settings(options, path, security)),

@@ -30,6 +30,7 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import DEFAULT_GRACE
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.draining import Draining
+from mcp_sessions.serve.sealing_key_file import take_keys
 from mcp_sessions.serve.uvicorn_server import DrainingServer
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
@@ -111,7 +112,13 @@ class Preparation:
                 listed = await self._upstream.listed_tools()
                 if listed is not None:
                     self.argument.check(listed)
-            await self._replica.store.open(self._replica.policy)
+            store = self._replica.store
+            await store.open(self._replica.policy)
+            try:
+                await take_keys(store, self._security)
+            except BaseException:
+                await store.close()
+                raise
             self._store_is_open = True
 
     def warn(self) -> None:

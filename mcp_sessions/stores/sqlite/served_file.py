@@ -188,7 +188,7 @@ class ServedFile:
 
         Args:
             path: The file, on a local disk; made when the store opens, if it is not there.
-                Next to it are ``-wal``, ``-shm`` (SQLite's), ``-lock`` and ``-seen``.
+                Next to it are ``-wal``, ``-shm`` (SQLite's), ``-lock``, ``-seen`` and ``-key``.
             durability: ``normal`` survives a killed process, ``full`` a power loss too.
 
         Raises:
@@ -199,6 +199,9 @@ class ServedFile:
         self.path = Path(path)
         # Two names of one file are one file, and have one lock.
         self._real_path = Path(os.path.realpath(path))
+        self.key_path = self._real_path.with_name(self._real_path.name + "-key")
+        """Of a server's sealing key, if nobody gives it one."""
+
         self.durability: Durability = durability
         self._policy = SessionPolicy()
         self._window = window_of(self._policy)

@@ -518,9 +518,14 @@ async def test_what_would_not_be_found_again_is_refused_at_the_start(
     monkeypatch.delenv("MCP_SESSIONS_KEYS", raising=False)
     with pytest.raises(ConfigurationError, match="conversations need a store"):
         SessionLayer(Toolbox().server, store=None, conversations=ON)
-    lasting = f"sqlite:///{tmp_path}/sessions.db"
+    lasting = "redis://localhost"
     with pytest.raises(ConfigurationError, match="set MCP_SESSIONS_KEYS"):
         SessionLayer(Toolbox().server, store=lasting, conversations=ON)
+    in_file = f"sqlite:///{tmp_path}/sessions.db"
+    with pytest.raises(ConfigurationError, match="set MCP_SESSIONS_KEYS"):
+        ephemeral = SessionSecurity.ephemeral()
+        SessionLayer(Toolbox().server, store=in_file, conversations=ON, security=ephemeral)
+    SessionLayer(Toolbox().server, store=in_file, conversations=ON)
     SessionLayer(Toolbox().server, store=lasting, conversations=ON, security=SECURITY)
 
 
