@@ -29,8 +29,10 @@ KEYWORD = re.compile(
     r"\*\*(MUST NOT|MUST|SHOULD NOT|SHOULD|MAY|OPTIONAL)\*\*|\b(MUST|SHOULD|MAY|OPTIONAL)\b"
 )
 PARTY = re.compile(r"^\*(Server|Client|Both):\* ")
+LEVEL = re.compile(r"^\| `([a-z]+)` \| .* \| ([^|]+) \|$", re.MULTILINE)
+"""A row of ``levels.md``: a name, and clauses."""
+
 STRENGTH = ("MUST", "SHOULD", "MAY")
-"""The level of a clause is the strongest of its keywords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +68,17 @@ class Clause:
         return [match[1] or "" for match in KEYWORD.finditer(self.rule)]
 
     @property
-    def level(self) -> str:
-        """``MUST``, ``SHOULD`` or ``MAY``: its strongest keyword.
+    def keyword(self) -> str:
+        """``MUST``, ``SHOULD`` or ``MAY``: the strongest of its keywords.
 
         Raises:
             ValueError: It has none.
         """
         found = {keyword.removesuffix(" NOT") for keyword in self.keywords}
         found = {"MAY" if keyword == "OPTIONAL" else keyword for keyword in found}
-        for level in STRENGTH:
-            if level in found:
-                return level
+        for keyword in STRENGTH:
+            if keyword in found:
+                return keyword
         raise ValueError(f"{self.id} has no keyword")
 
     @property
@@ -98,12 +100,20 @@ def clauses(spec: Path = SPEC) -> list[Clause]:
     return found
 
 
+def levels(spec: Path = SPEC) -> dict[str, str]:
+    """Clause → its level or option, in the order of ``levels.md``."""
+    rows = LEVEL.findall((spec / "levels.md").read_text(encoding="utf-8"))
+    return {clause: name for name, listed in rows for clause in spec_checklists.ids(listed)}
+
+
 def index(spec: Path = SPEC) -> str:
+    of_level = levels(spec)
     entries = [
         {
             "id": clause.id,
             "title": clause.title,
-            "level": clause.level,
+            "keyword": clause.keyword,
+            "level": of_level[clause.id],
             "party": clause.party,
             "decidedHere": clause.is_decided_here,
             "file": clause.file,
@@ -229,7 +239,7 @@ def proof() -> str:
     shown: list[str] = []
     hidden: list[str] = []
     for clause in clauses():
-        if clause.level != "MUST":
+        if clause.keyword != "MUST":
             continue
         entry = entries[clause.id]
         if clause.id in lines:
@@ -244,9 +254,9 @@ def proof() -> str:
             names = ", ".join(f"`{name}`" for name in entry["vectors"])
             shown.append(f"| {clause.id} | a client that breaks it, by {names} | |")
     weaker = [
-        f"| {clause.id} | {clause.level} | {clause.title} | {entries[clause.id]['noVector']} |"
+        f"| {clause.id} | {clause.keyword} | {clause.title} | {entries[clause.id]['noVector']} |"
         for clause in clauses()
-        if clause.level != "MUST" and "noVector" in entries[clause.id]
+        if clause.keyword != "MUST" and "noVector" in entries[clause.id]
     ]
     return (
         "\n\n".join(
@@ -270,8 +280,8 @@ def proof() -> str:
 
 def checklists() -> str:
     """``checklists.md``: the clauses in the order in which a request meets them."""
-    levels = {clause.id: (clause.level, clause.title) for clause in clauses()}
-    return spec_checklists.page(levels, {proof.clause for proof in proofs()})
+    shown = {clause.id: (clause.keyword, clause.title) for clause in clauses()}
+    return spec_checklists.page(levels(), shown, {proof.clause for proof in proofs()})
 
 
 GENERATED = {

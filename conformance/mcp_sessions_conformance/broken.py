@@ -166,6 +166,7 @@ sessions-is-declared-in-initialize: no-capability
 sessions-is-declared-in-discover: no-capability
 settings-are-advertised-in-initialize: no-settings
 settings-are-advertised-in-discover: no-settings
+the-level-is-one-of-four: odd-level
 the-window-is-advertised: no-window
 the-bounds-of-keys-are-advertised: no-key-lifetime
 a-client-need-not-declare: wants-declared

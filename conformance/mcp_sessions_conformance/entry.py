@@ -7,6 +7,7 @@ from typing import Any
 from mcp_sessions_conformance import report
 from mcp_sessions_conformance.client_runner import ClientRun, run_client
 from mcp_sessions_conformance.loader import (
+    LEVELS,
     BadVectors,
     load_duties,
     load_optional_vectors,
@@ -35,7 +36,7 @@ Keep = Callable[[Tested], None]
 
 def listing() -> str:
     lines = [
-        f"{vector.suite:<20} {vector.id:<48} {vector.keyword:<6} "
+        f"{vector.suite:<20} {vector.id:<48} {vector.keyword:<6} {vector.level:<13} "
         f"{', '.join(vector.clauses):<20} {vector.description}"
         for vector in load_vectors()
     ]
@@ -54,6 +55,7 @@ async def test_server(
     transports: Sequence[str] = (),
     eras: Sequence[str] = (),
     only: Sequence[str] = (),
+    level: str | None = None,
     optional: Sequence[str] = (),
     token: str | None = None,
     other_token: str | None = None,
@@ -67,6 +69,7 @@ async def test_server(
 
     Args:
         only: Ids of vectors, or of clauses.
+        level: One of `LEVELS`: what is of this level, or of one before it; None: of all.
         optional: Play what is about these, too. ``conversations``: the server binds conversations,
             by ``openai/session`` and ``threadId`` of ``_meta``. ``tasks``: it has tasks.
         wait: Seconds that any one answer may take.
@@ -95,7 +98,11 @@ async def test_server(
             parsed,
             vectors,
             selection=Selection(
-                frozenset(suites), frozenset(transports), frozenset(eras), frozenset(only)
+                frozenset(suites),
+                frozenset(transports),
+                frozenset(eras),
+                frozenset(only),
+                frozenset(LEVELS[: LEVELS.index(level) + 1] if level is not None else ()),
             ),
             credentials=Credentials(token, other_token, weak_token),
             limits=Limits(wait=wait, give_up=give_up),

@@ -1,6 +1,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -20,6 +21,10 @@ METHODS = {
     "delete": "sessions/delete",
 }
 """The features that are methods (CAP3)."""
+
+
+LEVELS = ("resume", "calls", "data", "full")
+"""Of ``spec/levels.md``: each includes those before it."""
 
 
 class BadVectors(Exception):
@@ -74,6 +79,12 @@ class Vector:
         return self.when.features | used
 
     @property
+    def level(self) -> str:
+        """The highest level of its clauses; an option comes after the levels."""
+        found = [level_of()[clause] for clause in self.clauses]
+        return max(found, key=lambda name: LEVELS.index(name) if name in LEVELS else len(LEVELS))
+
+    @property
     def severity(self) -> Literal["failure", "warning"]:
         return "failure" if self.keyword == "MUST" else "warning"
 
@@ -123,6 +134,14 @@ class Duty:
 def vectors_directory() -> Path:
     shipped = Path(__file__).parent / "vectors"
     return shipped if shipped.is_dir() else Path(__file__).parents[1] / "vectors"
+
+
+@cache
+def level_of() -> Mapping[str, str]:
+    """Clause → its level, or its option (``spec/clauses.json``)."""
+    shipped = Path(__file__).parent / "clauses.json"
+    path = shipped if shipped.exists() else Path(__file__).parents[2] / "spec" / "clauses.json"
+    return {clause["id"]: clause["level"] for clause in json.loads(path.read_text())}
 
 
 def load_vectors(directory: Path | None = None) -> list[Vector]:

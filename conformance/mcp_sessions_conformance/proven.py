@@ -245,6 +245,7 @@ CAP1: capability-is-true by sessions-is-declared-in-initialize
 CAP2: no-capability by sessions-is-declared-in-discover
 CAP3: no-settings by settings-are-advertised-in-initialize
 CAP3: no-window by the-window-is-advertised
+CAP5: odd-level by the-level-is-one-of-four
 CAP4: wants-declared by a-client-need-not-declare
 CAP4: refuses-declared by a-client-may-declare
 GAT2: no-gate by gated-tools-need-a-session

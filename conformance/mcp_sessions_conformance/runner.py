@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mcp_sessions_conformance.loader import Vector
+from mcp_sessions_conformance.loader import OPTIONAL, Vector
 from mcp_sessions_conformance.offered import ASKS, Offered, offered_in
 from mcp_sessions_conformance.peer import Era, Failure, Limits, Transport
 from mcp_sessions_conformance.play import Player
@@ -20,6 +20,9 @@ from mcp_sessions_conformance.targets import (
 
 ONE_VECTOR = 20.0
 """Seconds for one vector, whatever its steps may take."""
+
+_ASKED_FOR = frozenset(suite for suites in OPTIONAL.values() for suite in suites)
+"""They are loaded only if their option was named."""
 
 LEAVING = 10.0
 """Seconds for ending what it made."""
@@ -86,9 +89,14 @@ class Selection:
     only: frozenset[str] = frozenset()
     """Ids of vectors, or of clauses."""
 
+    levels: frozenset[str] = frozenset()
+    """Of vectors; the suites of an option that was asked for come along."""
+
     def admits(self, vector: Vector) -> bool:
-        return (not self.suites or vector.suite in self.suites) and (
-            not self.only or bool(self.only & {vector.id, *vector.clauses})
+        return (
+            (not self.suites or vector.suite in self.suites)
+            and (not self.only or bool(self.only & {vector.id, *vector.clauses}))
+            and (not self.levels or vector.level in self.levels or vector.suite in _ASKED_FOR)
         )
 
 

@@ -33,8 +33,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("which TARGET? a URL or stdio:COMMAND, or --client COMMAND")
     if options.client and options.targets:
         parser.error("--client tests a client: it takes no TARGET")
-    if options.client and (options.suite or options.transport or options.era):
-        parser.error("--suite, --transport and --era choose vectors: --client takes --only")
+    if options.client and (options.suite or options.transport or options.era or options.level):
+        parser.error("--suite, --transport, --era, --level choose vectors: --client takes --only")
     import asyncio
 
     try:
@@ -82,6 +82,7 @@ def main(arguments: Sequence[str]) -> int:
                     transports=options.transport,
                     eras=options.era,
                     only=options.only,
+                    level=options.level,
                     optional=[
                         each for each in ("conversations", "tasks") if getattr(options, each)
                     ],
@@ -180,6 +181,11 @@ Exit status: 0 if every MUST holds, 1 if not, 2 for wrong arguments.""",
         action="append",
         default=[],
         choices=("handshake", "modern"),
+    )
+    what.add(
+        "--level NAME",
+        "only resume, or up to calls, data or full",
+        choices=("resume", "calls", "data", "full"),
     )
     what.add("--only ID", "only this vector, duty or clause *", action="append", default=[])
     what.add("--conversations", "play the vectors about conversations, too")

@@ -164,6 +164,8 @@ def test_the_list_names_vectors_and_duties(capsys: pytest.CaptureFixture[str]) -
         (["--client", "x", "--suite", "client-duties"], "--client takes --only"),
         (["--client", "x", "--transport", "http"], "--client takes --only"),
         (["--client", "x", "--era", "modern"], "--client takes --only"),
+        (["--client", "x", "--level", "resume"], "--client takes --only"),
+        (["http://h/mcp", "--level", "some"], "must be one of resume"),
         (["http://h/mcp", "--json", "/no/such/folder/out.json"], "cannot be written"),
         (["http://h/mcp", "--timeout", "0"], "above 0"),
         (["http://h/mcp", "--transport", "carrier-pigeon"], "must be one of http"),

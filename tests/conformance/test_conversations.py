@@ -43,7 +43,7 @@ def test_they_are_what_the_schema_asks_for() -> None:
 def test_they_prove_clauses_that_there_are_as_strongly() -> None:
     known = {clause.id: clause for clause in clauses()}
     for vector in VECTORS.values():
-        levels = {known[clause].level for clause in vector.clauses}
+        levels = {known[clause].keyword for clause in vector.clauses}
         assert vector.keyword in levels, vector.id
 
 

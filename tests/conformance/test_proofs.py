@@ -23,7 +23,7 @@ SAMPLE = 23
 def test_every_must_of_a_server_that_has_a_vector_is_proven(vectors: list[Vector]) -> None:
     known = {clause.id: clause for clause in clauses()}
     shown = {clause for vector in vectors for clause in vector.clauses}
-    wanted = {c for c in shown if known[c].level == "MUST" and known[c].party != "client"}
+    wanted = {c for c in shown if known[c].keyword == "MUST" and known[c].party != "client"}
     assert {proof.clause for proof in PROOFS} == wanted
 
 

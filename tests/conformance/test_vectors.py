@@ -11,6 +11,7 @@ import pytest
 from mcp_sessions_conformance.broken_clients import CLIENT_CAUGHT_BY, CLIENT_FAULTS
 from mcp_sessions_conformance.client_scenarios import SCENARIOS
 from mcp_sessions_conformance.loader import (
+    LEVELS,
     BadVectors,
     Vector,
     load_duties,
@@ -18,7 +19,7 @@ from mcp_sessions_conformance.loader import (
     vectors_directory,
 )
 from mcp_sessions_conformance.peer import Limits
-from mcp_sessions_conformance.runner import why_not
+from mcp_sessions_conformance.runner import Selection, why_not
 from mcp_sessions_conformance.targets import Credentials, Pipe, PipeWay, Target, UrlWay
 
 REFERENCE = re.compile(r"\$\{(\w+)\}")
@@ -35,6 +36,20 @@ def test_the_vectors_are_what_the_schema_asks_for(vectors: list[Vector]) -> None
 def test_the_schema_is_a_schema() -> None:
     schema = json.loads((vectors_directory() / "vector.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_a_level_has_the_vectors_of_those_before_it_and_no_other(vectors: list[Vector]) -> None:
+    known = {vector.id: vector for vector in vectors}
+    assert known["nothing-missed-is-a-success"].level == "resume"
+    assert known["the-bounds-of-keys-are-advertised"].level == "calls"
+    assert known["create-answers-in-strings"].level == "data"
+    chosen: set[str] = set()
+    for count, level in enumerate(LEVELS, start=1):
+        selection = Selection(levels=frozenset(LEVELS[:count]))
+        more = {vector.id for vector in vectors if selection.admits(vector)} - chosen
+        assert {known[vector].level for vector in more} == {level}
+        chosen |= more
+    assert {known[vector].level for vector in known.keys() - chosen} == {"stateless"}
 
 
 def captured(step: dict[str, Any]) -> set[str]:

@@ -127,6 +127,11 @@ def _no_window(result: Json, case: Case) -> None:
     cast("Json", settings).pop("window", None)
 
 
+def _odd_level(result: Json, case: Case) -> None:
+    settings: Any = result["capabilities"].get("extensions", {}).get(EXTENSION, {})
+    cast("Json", settings)["level"] = "most"
+
+
 def _unnamed_members(result: Json, case: Case) -> None:
     result["capabilities"]["sessions"] = True
 
@@ -298,6 +303,11 @@ FAULTS = (
         "no-window",
         "does not advertise how much it keeps",
         to_client=in_results(DESCRIBE, _no_window),
+    ),
+    Fault(
+        "odd-level",
+        "advertises a level of its own",
+        to_client=in_results(DESCRIBE, _odd_level),
     ),
     Fault(
         "capability-is-true",

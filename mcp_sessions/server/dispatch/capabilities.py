@@ -42,4 +42,5 @@ def advertise(
         "routing": {"header": ROUTE_HEADER},
         "transports": ["streamable-http", "websocket", "stdio"],
         "features": ["start", "resume", "end", "create", "delete", "state", "requestKey"],
+        "level": "full",
     }
