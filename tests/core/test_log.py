@@ -393,3 +393,15 @@ def test_no_position_of_another_log_is_ever_replayed(
         Refusal.LOG_REPLACED,
         Refusal.UNKNOWN_POSITION,
     }
+
+
+def test_what_the_log_has_already_replaces_nothing() -> None:
+    """The answer of a call was lost, and the call is made again."""
+    log = log_of(0)
+    first = Draft(b"event", key="k", name="n", since=1.0)
+    assert not log.would_replace(first)
+    log.append(first, now=1.0)
+    assert not log.would_replace(first)
+    for another in (Draft(b"event", key="k"), Draft(b"event", key="k", name="m", since=2.0)):
+        assert log.would_replace(another)
+    assert not log.would_replace(Draft(b"event", key="l"))

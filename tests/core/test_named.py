@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.core.named import header_value, name_in, updated_uri
+from mcp_sessions.core.named import header_value, name_in, repeated_name, updated_uri
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,18 @@ from mcp_sessions.core.named import header_value, name_in, updated_uri
 )
 def test_the_name_in_params(method: str, params: Any, name: str | None) -> None:
     assert name_in(method, params) == name
+
+
+@pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
+def test_a_header_repeats_the_id_of_a_task(method: str) -> None:
+    """A task has no name (SEP-2663)."""
+    assert repeated_name(method, {"taskId": "t", "name": "echo", "uri": "x:y"}) == "t"
+    assert repeated_name(method, {"taskId": 7}) is repeated_name(method, None) is None
+
+
+def test_a_header_repeats_the_name_of_anything_else() -> None:
+    assert repeated_name("tools/call", {"taskId": "t", "name": "echo"}) == "echo"
+    assert repeated_name("tools/list", {"taskId": "t", "name": "echo"}) is None
 
 
 def test_the_resource_of_an_update() -> None:

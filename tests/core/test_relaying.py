@@ -43,6 +43,14 @@ def test_whoever_relays_the_events_go_in_order_and_once(
             assert found is RelayStep.TOO_EARLY
 
 
+def test_an_event_that_was_relayed_is_not_relayed_again() -> None:
+    """ATT6: nor does it wait for anything."""
+    epoch = FencingEpoch(1)
+    for number in (2, 3):
+        event, last = Position(OLD, number), Position(OLD, 3)
+        assert relay(epoch, last, event, fencing_epoch=epoch, skips=False)[0] is RelayStep.SKIPPED
+
+
 def test_a_stream_that_carries_nothing_takes_nothing() -> None:
     epoch = FencingEpoch(1)
     start, event = Position(OLD, 0), Position(OLD, 1)

@@ -21,6 +21,7 @@ from mcp_sessions.core.resume import (
     after_status,
     event_id_of,
     is_away,
+    is_session_id,
     may_send_again,
 )
 
@@ -295,3 +296,18 @@ def test_another_sessions_metadata_is_ignored() -> None:
 def test_the_id_of_an_event_of_this_session(params: Any, found: object) -> None:
     """The elevation document: a string or an integer."""
     assert event_id_of(params, "s") == found
+
+
+@pytest.mark.parametrize(
+    ("value", "is_one"),
+    [
+        ("s", True),
+        ("s" * 1_024, True),
+        ("", False),
+        ("s" * 1_025, False),
+        ("\ud800", False),
+        (7, False),
+    ],
+)
+def test_an_id_of_a_session_is_a_text_with_a_bound(value: object, is_one: bool) -> None:
+    assert is_session_id(value) is is_one
