@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from mcp_sessions.core.messages import RequestId, id_of
 
@@ -24,19 +24,8 @@ _DIGITS: Final = 18
 
 _BOM: Final = b"\xef\xbb\xbf"
 _IN_STRING = re.compile(rb'["\\]')
-_OUTSIDE = re.compile(rb"""["'`{}\[\]]""")
-_BETWEEN = re.compile(rb"""["'`{}]""")
+_OUTSIDE = re.compile(rb'["{}\[\]]')
 _TOKEN = re.compile(rb'\s*("(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s"{}\[\],:]+)', re.DOTALL)
-
-
-_MOST: Final = 1_000
-"""Messages behind one another whose outlines are kept."""
-
-
-class Known(NamedTuple):
-    id: RequestId | None
-    is_answer: bool
-    has_method: bool
 
 
 class Outline:
@@ -44,7 +33,7 @@ class Outline:
     ignored.
     """
 
-    __slots__ = ("_depth", "_escaped", "_in_string", "_kept", "is_odd", "is_whole", "size")
+    __slots__ = ("_depth", "_escaped", "_in_string", "_kept", "is_whole", "size")
 
     def __init__(self) -> None:
         self.size = 0
@@ -56,17 +45,10 @@ class Outline:
         self.is_whole = False
         """Its end is known."""
 
-        self.is_odd = False
-        """It has quotes of another language: where its end is, nobody knows."""
-
     def feed(self, data: bytes) -> None:
         self.size += len(data)
-        if not self.is_whole:
-            self.take(data, 0)
-
-    def take(self, data: bytes, at: int) -> int:
-        """Take bytes up to the end of the message. Return where that is."""
-        while at < len(data):
+        at = 0
+        while at < len(data) and not self.is_whole:
             if self._escaped:
                 self._escaped = False
                 self._keep(data, at, at + 1)
@@ -75,7 +57,7 @@ class Outline:
             found = (_IN_STRING if self._in_string else _OUTSIDE).search(data, at)
             if found is None:
                 self._keep(data, at, len(data))
-                break
+                return
             position = found.start()
             self._keep(data, at, position)
             at = position + 1
@@ -88,15 +70,10 @@ class Outline:
                     self._keep(data, position, at)
                     self._depth += 1
                     continue
-                case b"}" | b"]":
-                    self._depth -= 1
                 case _:
-                    self.is_odd = True
+                    self._depth -= 1
+                    self.is_whole = self._depth <= 0
             self._keep(data, position, at)
-            if self._depth <= 0 and data[position:at] in (b"}", b"]"):
-                self.is_whole = True
-                return at
-        return len(data)
 
     def _keep(self, data: bytes, start: int, end: int) -> None:
         if self._depth <= 1 and len(self._kept) <= KEPT:
@@ -137,51 +114,6 @@ class Outline:
     def is_answer(self) -> bool:
         """Whether it is an answer; False: a request or a notification, or unknown."""
         return _answers(self._members())
-
-
-class Outlines:
-    """Messages behind one another, in an array or not: what is known of each, as the bytes go by.
-    Nothing is read behind a quote that is in none of them, nor behind a message that is odd: a
-    server may print what a client sent to it.
-    """
-
-    def __init__(self) -> None:
-        self._last: Outline | None = None
-        self._known: list[Known] = []
-        self.is_lost = False
-        """There may be more of them."""
-
-    def feed(self, data: bytes) -> None:
-        at = 0
-        while at < len(data) and not self.is_lost:
-            if self._last is None:
-                found = _BETWEEN.search(data, at)
-                if found is None:
-                    return
-                at = found.start()
-                if found[0] != b"{" or len(self._known) >= _MOST:
-                    self.is_lost = True
-                    return
-                self._last = Outline()
-            outline = self._last
-            at = outline.take(data, at)
-            if outline.is_whole:
-                self._known.append(_known(outline))
-                self._last = None
-            self.is_lost = outline.is_odd
-
-    @property
-    def is_open(self) -> bool:
-        return self._last is not None
-
-    @property
-    def known(self) -> list[Known]:
-        """Return the outline of each message; also of the last one, if it broke off."""
-        return [*self._known, *([_known(self._last)] if self._last is not None else [])]
-
-
-def _known(outline: Outline) -> Known:
-    return Known(outline.id, outline.is_answer, outline.has_method)
 
 
 def _answers(members: dict[str, Any]) -> bool:

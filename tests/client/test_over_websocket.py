@@ -19,6 +19,7 @@ from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.client_transport import dial_with, resumable
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions_transports.websocket.websocket_client import DROPPED
 from tests.support.board import Board
 from tests.support.resuming import MODES, QUICK, Received, connected, text_of
 from tests.support.scripted import OURS, Exchange, ScriptedServer, tool_result
@@ -520,6 +521,17 @@ async def test_an_answer_that_is_too_large_is_an_unknown_outcome_and_costs_nothi
         assert (scripted.asked.count("tools/call"), scripted.connections) == (2, 1)
         assert received.outcomes == []
     assert "bytes was dropped: ReconnectPolicy.max_message is 20000" in caplog.text
+
+
+async def test_an_answer_that_is_far_too_large_ends_its_connection_and_its_call() -> None:
+    """More than `DROPPED` limits are not read."""
+
+    async def brags(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
+        return tool_result("x" * DROPPED * SMALL.max_message)
+
+    async with client_of({"tools/call": brags}, policy=SMALL) as (client, _, scripted):
+        assert (await expect_unknown(client)).code == -31012
+        assert scripted.asked.count("tools/call") == 1
 
 
 async def test_an_event_that_is_too_large_is_passed_over_and_reported_as_a_gap() -> None:

@@ -10,13 +10,11 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
 
 import anyio
 import httpx2
 from anyio.abc import TaskStatus
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.client import ClientProtocol
 from websockets.exceptions import (
     ConnectionClosed,
     InvalidHandshake,
@@ -47,11 +45,15 @@ from mcp_sessions.core.resume import FailureCause
 from mcp_sessions.errors import INVALID_REQUEST, OUTCOME_UNKNOWN
 from mcp_sessions.http_client.connect_errors import reason_of, retry_after, without_credentials
 from mcp_sessions_transports.websocket.close_codes import CloseCode, should_come_back
-from mcp_sessions_transports.websocket.frame_sieve import FrameSieve
 
 logger = logging.getLogger(__name__)
 
 SUBPROTOCOL = Subprotocol("mcp")
+DROPPED = 4
+"""A message of more than this many limits in length costs the connection (1009). A smaller one
+above the limit is dropped: the server would send it again after each reconnect.
+"""
+
 PING_INTERVAL = 20.0
 """Seconds between two pings; a connection that does not answer one is gone as long after."""
 
@@ -130,7 +132,7 @@ class WebSocketLink:
         self.name = dialer.target
         self._dialer = dialer
         self._policy = dialer.policy
-        self._socket: _Connection | None = None
+        self._socket: ClientConnection | None = None
         self._is_closing = False
         self._headers: Mapping[str, str] = {}
         self._large = _LargeMessages()
@@ -140,18 +142,18 @@ class WebSocketLink:
         task_status.started()
         try:
             async for frame in socket:
-                dropped = socket.sieve.dropped(frame)
-                if dropped is not None:
-                    await self._was_dropped(sink, dropped)
+                data = frame.encode() if isinstance(frame, str) else frame
+                if len(data) > self._policy.max_message:
+                    await self._was_dropped(sink, data)
                     continue
-                message = self._message(frame)
+                message = received(data)
                 if message is not None:
                     if "method" not in message:
                         self._large.answered(message.get("id"))
                     await sink(self, Received(message))
-            failure = self._closed(socket.close_code)
+            failure = self._closed(socket)
         except ConnectionClosed:
-            failure = self._closed(socket.close_code)
+            failure = self._closed(socket)
         finally:
             with anyio.CancelScope(shield=True):
                 with anyio.move_on_after(self._policy.closing_timeout):
@@ -171,10 +173,12 @@ class WebSocketLink:
 
     def _too_large(self) -> _Sent | None:
         """Return the message that was too large for the server, so that it closed (WSS5)."""
-        closed = self._socket.protocol.close_rcvd if self._socket is not None else None
-        if closed is None or closed.code != CloseCode.TOO_BIG:
+        socket = self._socket
+        if socket is None or _was_far_too_large(socket):
             return None
-        return self._large.largest()
+        closed = socket.protocol.close_rcvd
+        is_too_big = closed is not None and closed.code == CloseCode.TOO_BIG
+        return self._large.largest() if is_too_big else None
 
     def _refused(self, size: int) -> Failure:
         text = f"{self.name}: a message of {size} bytes is too large for the server"
@@ -185,7 +189,9 @@ class WebSocketLink:
             error = error_body(OUTCOME_UNKNOWN, f"Outcome unknown: perhaps {text}", data)
         return Failure(FailureCause.STATUS, text, status=413, error=error, is_answer=True)
 
-    async def _was_dropped(self, sink: Sink, outline: Outline) -> None:
+    async def _was_dropped(self, sink: Sink, data: bytes) -> None:
+        outline = Outline()
+        outline.feed(data)
         answer = instead_of_dropped(outline, self.name, self._policy.max_message)
         if answer is None:
             await sink(self, Missed())
@@ -198,23 +204,22 @@ class WebSocketLink:
         else:
             await sink(self, Received(answer))
 
-    async def _open(self) -> _Connection:
+    async def _open(self) -> ClientConnection:
         headers = {**self._dialer.headers, **self._headers, **await self._credentials()}
         try:
-            connected = await _Connect(
+            return await _Connect(
                 self._dialer.url,
-                create_connection=_connection_of(self._policy.max_message),
+                create_connection=_Connection,
                 subprotocols=[SUBPROTOCOL],
                 additional_headers=headers,
                 compression=None,
                 proxy=None if past_proxies(self._dialer.url) else True,
-                max_size=self._policy.max_message,
+                max_size=self._policy.max_message * DROPPED,
                 open_timeout=self._policy.connect_timeout,
                 close_timeout=self._policy.closing_timeout,
                 ping_interval=PING_INTERVAL,
                 ping_timeout=PING_INTERVAL,
             )
-            return cast(_Connection, connected)
         except InvalidStatus as error:
             status = error.response.status_code
             text = f"{self.name}: the WebSocket was refused with HTTP status {status}"
@@ -239,10 +244,13 @@ class WebSocketLink:
         value = request.headers.get("authorization")
         return {"Authorization": value} if value is not None else {}
 
-    def _message(self, frame: str | bytes) -> Json | None:
-        return received(frame.encode() if isinstance(frame, str) else frame)
-
-    def _closed(self, code: int | None) -> Failure:
+    def _closed(self, socket: ClientConnection) -> Failure:
+        if _was_far_too_large(socket):
+            # The server would send it again on the next connection.
+            most = self._policy.max_message * DROPPED
+            text = f"{self.name}: a message of the server has more than {most} bytes (max_message)"
+            return Failure(FailureCause.CLOSED, text, may_return=False)
+        code = socket.close_code
         # 1005 and 1006 are never sent: the peer gave no code, or the connection broke.
         given = None if code in (None, 1005, 1006) else code
         again = should_come_back(given)
@@ -288,19 +296,14 @@ class WebSocketLink:
                 await self._socket.close()
 
 
+def _was_far_too_large(socket: ClientConnection) -> bool:
+    """Whether this side closed the connection because of a message's size."""
+    sent = socket.protocol.close_sent
+    is_too_big = sent is not None and sent.code == CloseCode.TOO_BIG
+    return is_too_big and not socket.protocol.close_rcvd_then_sent
+
+
 class _Connection(ClientConnection):
-    limit: int
-    """Bytes of one message."""
-
-    def __init__(self, protocol: ClientProtocol, **options: Any) -> None:
-        super().__init__(protocol, **options)
-        self.sieve = FrameSieve(self.limit)
-
-    def data_received(self, data: bytes) -> None:
-        left = self.sieve.feed(data)
-        if left:
-            super().data_received(left)
-
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.transport = _Gone()
@@ -316,13 +319,6 @@ class _Gone(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return True
-
-
-def _connection_of(most: int) -> type[_Connection]:
-    class Limited(_Connection):
-        limit = most
-
-    return Limited
 
 
 class _Connect(connect):

@@ -22,7 +22,7 @@ from typing import Any, Final
 from mcp_sessions import method_names
 from mcp_sessions.background import Background
 from mcp_sessions.core.messages import encode
-from mcp_sessions.core.outline import Outlines
+from mcp_sessions.core.outline import Outline
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId, name_for_handlers
@@ -35,8 +35,6 @@ from mcp_sessions.server.upstream.external.launcher import Launcher
 from mcp_sessions.server.upstream.external.output import Line, TooLong
 from mcp_sessions.server.upstream.external.process import ChildProcess, Label, Processes
 from mcp_sessions.server.upstream.external.reading import (
-    Unreadable,
-    messages_of,
     more_than,
     of_ends,
     outlined,
@@ -63,7 +61,6 @@ _UNREAD: Final = 4
 them are answers to its pings.
 """
 
-_SPREAD: Final = "is written on several lines"
 _DIGITS: Final = 32
 """Hexadecimal digits that name a principal or a session to its process."""
 
@@ -177,12 +174,6 @@ class StdioChildren:
         await self._directories.close()
 
 
-def _says_something(line: bytes) -> bool:
-    if line.lstrip()[:1] == b'"':
-        return False
-    return any(not isinstance(it, Unreadable) or it.is_known for it in messages_of(line))
-
-
 class StdioWire:
     """The pipes of one process: a :class:`ChildWire`.
 
@@ -210,7 +201,7 @@ class StdioWire:
         self._longest = longest
         self._limits = limits
         self._junk = 0
-        self._spread: Outlines | None = None
+        self._spread: Outline | None = None
         """Message on several lines that is not complete."""
 
         self._is_stopping = False
@@ -305,27 +296,24 @@ class StdioWire:
         if isinstance(line, TooLong):
             self._too_long(line)
             return None
-        if self._spread is not None and not _says_something(line):
-            self.noise(len(line), _SPREAD)
-            self._continue_message(line, self._spread)
-            return None
-        noise, self._spread = self._junk, None
+        noise = self._junk
         later = self._child.take(line)
         if self._junk == noise:
-            self._junk = 0
+            self._junk, self._spread = 0, None
             if self._began is not None:
                 self._begins(answered=True)
-        elif line.lstrip()[:1] in (b"{", b"["):
-            self._continue_message(line, Outlines())
+        else:
+            self._continue_spread(line)
         return later
 
-    def _continue_message(self, line: bytes, messages: Outlines) -> None:
-        messages.feed(line + b"\n")
-        self._spread = messages if messages.is_open and not messages.is_lost else None
-        if self._spread is not None:
-            return
-        for each in messages.known:
-            said = outlined(each, _SPREAD)
+    def _continue_spread(self, line: bytes) -> None:
+        if self._spread is None:
+            if not line.lstrip().startswith(b"{"):
+                return
+            self._spread = Outline()
+        self._spread.feed(line + b"\n")
+        if self._spread.is_whole:
+            said, self._spread = outlined(self._spread, "is written on several lines"), None
             if said.is_known:
                 self._child.cannot_read(said, 0)
                 self._junk = 0
@@ -337,18 +325,10 @@ class StdioWire:
             self._break("its output is not a message")
 
     def _too_long(self, line: TooLong) -> None:
-        why = f"has {more_than(self._longest)}"
-        if line.messages is None:
-            messages = [of_ends(line.head, line.tail, why)]
-            is_known = True
-        else:
-            messages = [outlined(each, why) for each in line.messages.known]
-            is_known = not line.messages.is_lost
-        if any(each.is_answer for each in messages):
+        said = of_ends(line.head, line.tail, f"has {more_than(self._longest)}")
+        if said.is_answer:
             self._limits.reached(LimitReached("max_answer", self._longest))
-        for each in messages:
-            is_known = self._child.dropped(each, self._longest) and is_known
-        if not is_known:
+        if not self._child.dropped(said, self._longest):
             # A request may wait for it.
             self._break(f"a message of {more_than(self._longest)}")
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from mcp_sessions.background import Background, give_way, report
-from mcp_sessions.core.outline import Outlines
 from mcp_sessions.server.upstream.external.child_requests import Later
 
 CHUNK: Final = 65_536
@@ -22,7 +21,6 @@ CHUNK: Final = 65_536
 _AT_ONCE: Final = 100
 """Lines that are taken before other tasks have their turn."""
 
-_BOM: Final = b"\xef\xbb\xbf"
 _READING: Final = "reading from a child process"
 
 
@@ -30,8 +28,6 @@ _READING: Final = "reading from a child process"
 class TooLong:
     head: bytes
     tail: bytes
-    messages: Outlines | None = None
-    """Messages in it, if it is an array."""
 
 
 Line = bytes | TooLong
@@ -53,7 +49,6 @@ class Lines:
         self._held: list[bytes] = []
         self._size = 0
         self._head: bytes | None = None
-        self._array: Outlines | None = None
 
     def lines_in(self, chunk: bytes) -> Iterator[Line]:
         """Return the lines that end in a chunk. All have to be taken before the next chunk
@@ -66,10 +61,9 @@ class Lines:
             if self._held or is_long:
                 self._hold(end)
                 line, self._held, self._size = b"".join(self._held), [], 0
-            messages, self._array = self._array, None
             if is_long:
                 head = line[:CHUNK] if self._head is None else self._head
-                yield TooLong(head, line[-CHUNK:], messages)
+                yield TooLong(head, line[-CHUNK:])
                 self._head = None
             elif line and not line.isspace():
                 yield line
@@ -81,13 +75,8 @@ class Lines:
             self._held, self._size = [line[-CHUNK:]], 0
 
     def _hold(self, piece: bytes) -> None:
-        if not self._held and piece.removeprefix(_BOM).lstrip()[:1] == b"[":
-            # If the array gets too long, each of its messages is known then.
-            self._array = Outlines()
         self._held.append(piece)
         self._size += len(piece)
-        if self._array is not None:
-            self._array.feed(piece.removeprefix(_BOM))
 
 
 class Output:

@@ -10,12 +10,10 @@ Rules, owned by ``tests/server/upstream/external/test_reading.py``:
 4. A value with too many levels to be written again is not read: code that copies or writes it would
    fail.
 5. A server may write all members that it knows: a member that is null counts as absent.
-6. A line may have several messages in an array. If the line is no JSON, each answer in it is an
-   error of its request. So is an answer behind other text, as a ``print`` without a new line leaves
-   it.
-7. Nothing is known behind a quote or a brace of such text. A server may print what a client sent to
-   it, as ``{'q': '{"id":7}'}``, and that is no answer. An answer that ends the line counts all the
-   same: a quoted text would have its own end behind it.
+6. A line may have several messages in an array.
+7. An answer that ends its line is an error of its request if other text is before it, as a
+   ``print`` without a new line leaves it. A server may print what a client sent to it, as
+   ``{'q': '{"id":7}'}``. That is no answer: the quotes have their end behind it.
 8. A line that is no message costs the one request that it answers.
 """
 
@@ -46,7 +44,7 @@ from mcp_sessions.core.messages import (
     members_of,
     parse,
 )
-from mcp_sessions.core.outline import Known, Outline, Outlines
+from mcp_sessions.core.outline import Outline
 from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.server.upstream.external.child_requests import Later, Waiting
 
@@ -114,7 +112,7 @@ def messages_of(line: bytes) -> Iterator[AnyMessage | Unreadable]:
         value: object = _decoded(line)
     except ValueError:
         if b"{" in line:
-            yield from _each_of(line)
+            yield from _broken(line)
         else:
             # Most output of programs takes this way. It is quick.
             yield Unreadable(NO_JSON, None, False, False)
@@ -137,35 +135,32 @@ def _elements(value: object) -> Iterator[object]:
             yield said
 
 
-def _each_of(line: bytes) -> Iterator[Unreadable]:
-    """Of a line that is no JSON each message is an error of its request."""
+def _broken(line: bytes) -> Iterator[Unreadable]:
     try:
-        loose: object = json.loads(line.decode("utf-8", "replace"), parse_int=_number)
-    except (ValueError, RecursionError):
-        yield from _outlined(line)
-    else:
         # Python writes NaN. This is quicker than a look at each byte.
-        yield from (_about(each, NO_JSON) for each in _elements(loose))
+        yield from (_about(each, NO_JSON) for each in _elements(_loosely(line)))
+    except ValueError:
+        yield _last_of(line) or of_ends(line, line, NO_JSON)
 
 
-def _outlined(line: bytes) -> Iterator[Unreadable]:
-    messages = Outlines()
-    messages.feed(line)
-    known = [outlined(each, NO_JSON) for each in messages.known]
-    last = _last_of(line) if messages.is_lost else None
-    if last is not None:
-        known.append(last)
-    elif messages.is_open and known[-1].is_answer and known[-1].id is None:
-        # A string without an end may have taken its id.
-        known[-1] = of_ends(b'{"result":', line, NO_JSON)
-    yield from known or [of_ends(line, line, NO_JSON)]
+def _loosely(line: bytes) -> object:
+    """Decode what many programs take for JSON.
+
+    Raises:
+        ValueError: It is not even that.
+    """
+    try:
+        return json.loads(line.decode("utf-8", "replace"), parse_int=_number)
+    except RecursionError:
+        raise ValueError("too many levels") from None
 
 
 def _last_of(line: bytes) -> Unreadable | None:
+    """Return the answer that ends a line, behind other text. None: there is none."""
     line = line.rstrip(b"] \t\r\n")
-    for found in islice(_ANSWER.finditer(line), _TRIES):
+    for found in islice(_ANSWER.finditer(line, 1), _TRIES):
         try:
-            value = _decoded(line[found.start() :])
+            value = _loosely(line[found.start() :])
         except ValueError:
             continue
         said = _about(value, "stands behind other output on its line")
@@ -195,7 +190,7 @@ def _within(value: object) -> list[object]:
     return [*members_of(value).values(), *entries_of(value)]
 
 
-def outlined(outline: Outline | Known, why: str) -> Unreadable:
+def outlined(outline: Outline, why: str) -> Unreadable:
     return Unreadable(why, outline.id, outline.is_answer, outline.has_method)
 
 
