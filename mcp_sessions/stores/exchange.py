@@ -4,15 +4,26 @@ alive, and which of them has what a session keeps in one process. A store of one
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from mcp_sessions.background import Background
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.ids import SessionId, StreamName
 from mcp_sessions.stores.records import Attachment
 
+logger = logging.getLogger(__name__)
+
 LIVENESS = 9.0
 """Seconds after which a process that gave no sign of life is taken for dead. Whoever waits for it
 learns that within 10 s."""
+
+BEAT = LIVENESS / 4
+"""Seconds between two signs of life."""
 
 
 class ExchangeListener(Protocol):
@@ -104,3 +115,50 @@ class Exchange(Protocol):
         noticed within ``LIVENESS`` seconds.
         """
         ...
+
+
+@dataclass(eq=False, repr=False)
+class JoinedProcess(ABC):
+    """The part that is the same in every :class:`Exchange`: signs of life, and what the listener
+    gets to know of failures.
+    """
+
+    _process: str = field(init=False, default="")
+    _listener: ExchangeListener | None = field(init=False, default=None)
+    _background: Background = field(init=False, default_factory=Background)
+    _unsettled_at: float = field(init=False, default=-math.inf)
+
+    async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            begun = loop.time()
+            await asyncio.sleep(BEAT)
+            stood_still = loop.time() - begun - BEAT
+            if stood_still > LIVENESS - BEAT:
+                logger.warning(
+                    "this process was blocked for %.0f s: other replicas may have taken over its "
+                    "sessions", stood_still,
+                )  # fmt: skip
+            await self._sign()
+
+    @abstractmethod
+    async def _sign(self) -> None:
+        """Give a sign of life, and look whether the connection has its other end."""
+
+    def _unsettle(self) -> None:
+        self._unsettled_at = asyncio.get_running_loop().time()
+
+    def _may_live(self) -> bool:
+        """Whether a process may live that gave no sign: while the server was away nobody could, and
+        signs may have been lost with it.
+        """
+        return asyncio.get_running_loop().time() - self._unsettled_at < LIVENESS
+
+    def _report_gap(self) -> None:
+        if self._listener is None:
+            return
+        # The connection must survive what a listener does wrong.
+        try:
+            self._listener.on_gap()
+        except Exception:
+            logger.exception("a gap could not be handled")

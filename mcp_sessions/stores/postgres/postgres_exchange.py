@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -17,22 +16,18 @@ from typing import Any
 
 import asyncpg
 
-from mcp_sessions.background import Background
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import ConnectionId, FencingEpoch, LogEpoch, Position, SessionId, StreamName
 from mcp_sessions.locks import Locks
-from mcp_sessions.stores.exchange import LIVENESS, ExchangeListener
+from mcp_sessions.stores.exchange import LIVENESS, ExchangeListener, JoinedProcess
 from mcp_sessions.stores.postgres.postgres_engine import CHANNEL
 from mcp_sessions.stores.postgres.postgres_link import FAILURES, PostgresLink
 from mcp_sessions.stores.records import attachment_of
 from mcp_sessions.stores.sql.session_rows import loads, text_bytes, text_of
 
 logger = logging.getLogger(__name__)
-
-BEAT = LIVENESS / 4
-"""Seconds between two signs of life."""
 
 _AT_ONCE = 500
 """Letters that one statement takes."""
@@ -41,19 +36,15 @@ _LIVES = f"seen > clock_timestamp() - interval '{LIVENESS} seconds'"
 
 
 @dataclass(eq=False, repr=False)
-class PostgresExchange:
+class PostgresExchange(JoinedProcess):
     _link: PostgresLink
     _claim: Callable[..., Awaitable[str | None]]
 
     def __post_init__(self) -> None:
-        self._process = ""
-        self._listener: ExchangeListener | None = None
         self._connection: asyncpg.Connection[Any] | None = None
-        self._background = Background()
         self._watched: set[tuple[SessionId, StreamName]] = set()
         self._turns = Locks[tuple[SessionId, StreamName]]()
         self._has_mail = asyncio.Event()
-        self._unsettled_at = -math.inf
 
     async def join(self, process: str, listener: ExchangeListener) -> None:
         self._process, self._listener = process, listener
@@ -115,33 +106,20 @@ class PostgresExchange:
         rows = await self._link.fetch(
             f"SELECT 1 FROM processes WHERE process = $1 AND {_LIVES}", process
         )
-        if rows:
-            return True
-        # While the server was away nobody could give a sign of life.
-        return asyncio.get_running_loop().time() - self._unsettled_at < LIVENESS
+        return bool(rows) or self._may_live()
 
     # --- signs of life -----------------------------------------------------------------------
 
-    async def _keep_alive(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            begun = loop.time()
-            await asyncio.sleep(BEAT)
-            stood_still = loop.time() - begun - BEAT
-            if stood_still > LIVENESS - BEAT:
-                logger.warning(
-                    "this process was blocked for %.0f s: other replicas may have taken over its "
-                    "sessions", stood_still,
-                )  # fmt: skip
-            try:
-                await self._beat()
-                connection = self._connection
-                if connection is not None:
-                    await connection.fetch("SELECT 1")
-            except (StoreUnavailable, *FAILURES):
-                self._lose(self._connection)
-            # A notification may be missed. Mail is not.
-            self._has_mail.set()
+    async def _sign(self) -> None:
+        try:
+            await self._beat()
+            connection = self._connection
+            if connection is not None:
+                await connection.fetch("SELECT 1")
+        except (StoreUnavailable, *FAILURES):
+            self._lose(self._connection)
+        # A notification may be missed. Mail is not.
+        self._has_mail.set()
 
     async def _beat(self) -> None:
         """Give a sign of life. Mail for processes that died is dropped."""
@@ -187,7 +165,7 @@ class PostgresExchange:
         if connection is None or connection is not self._connection:
             return
         lost, self._connection = self._connection, None
-        self._unsettled_at = asyncio.get_running_loop().time()
+        self._unsettle()
         if lost is not None and not lost.is_closed():
             lost.terminate()
         self._has_mail.set()
@@ -215,7 +193,7 @@ class PostgresExchange:
                     await self._has_mail.wait()
                 self._has_mail.clear()
             except StoreUnavailable:
-                self._unsettled_at = asyncio.get_running_loop().time()
+                self._unsettle()
                 await asyncio.sleep(backoff.failed(random.random()))
 
     async def _take(self) -> bool:
@@ -246,15 +224,6 @@ class PostgresExchange:
                 listener.on_event(*watched, _event(row), attachment_of(attached, fence))
         except Exception:
             logger.exception("a message of another process could not be handled")
-
-    def _report_gap(self) -> None:
-        if self._listener is None:
-            return
-        try:
-            self._listener.on_gap()
-        except Exception:
-            # As in `_deliver`.
-            logger.exception("a gap could not be handled")
 
 
 def _event(row: asyncpg.Record) -> LoggedEvent:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,11 +17,10 @@ from typing import Any, Protocol
 
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
-from mcp_sessions.background import Background
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, StreamName
-from mcp_sessions.stores.exchange import LIVENESS, ExchangeListener
+from mcp_sessions.stores.exchange import BEAT, LIVENESS, ExchangeListener, JoinedProcess
 from mcp_sessions.stores.redis.record_codec import ScriptAnswer, encoded, published_event
 from mcp_sessions.stores.redis.redis_connection import (
     Connection,
@@ -34,9 +32,6 @@ from mcp_sessions.stores.redis.redis_connection import (
 from mcp_sessions.stores.redis.refusals import unavailable
 
 logger = logging.getLogger(__name__)
-
-BEAT = LIVENESS / 4
-"""Seconds between two signs of life."""
 
 _BATCH = 500
 """Channels named in one command."""
@@ -56,7 +51,7 @@ class PubSubSender(Protocol):
 
 
 @dataclass(eq=False, repr=False)
-class RedisExchange:
+class RedisExchange(JoinedProcess):
     _make: MakeConnection
     _link: PubSubSender
     _namespace: str
@@ -64,14 +59,11 @@ class RedisExchange:
     _claim_of: Callable[[SessionId, str | None, str | None], Awaitable[str | None]]
 
     def __post_init__(self) -> None:
-        self._process = ""
         self._everyone = f"{self._namespace}:to-all"
         self._own: set[bytes] = set()
         """The channels of messages to this process."""
 
-        self._listener: ExchangeListener | None = None
         self._connection: Connection | None = None
-        self._background = Background()
         self._watched: dict[bytes, tuple[SessionId, StreamName]] = {}
         self._confirmed: set[bytes] = set()
         """The channels that the server confirmed on this connection, and that are not left."""
@@ -84,7 +76,6 @@ class RedisExchange:
         self._confirms: defaultdict[bytes, deque[asyncio.Future[None]]] = defaultdict(deque)
         self._writes = Writes()
         self._last_sign = 0.0
-        self._unsettled_at = -math.inf
 
     def use(self, make: MakeConnection, link: PubSubSender) -> None:
         """Use other connections from now on. Called before ``join``."""
@@ -146,31 +137,16 @@ class RedisExchange:
         return await self._claim_of(session_id, holder, instead_of)
 
     async def is_alive(self, process: str) -> bool:
-        if await self._command("EXISTS", self._alive(process)):
-            return True
-        # While the server was away nobody could give a sign of life, and the signs that there
-        # were may have vanished or been lost with it.
-        loop = asyncio.get_running_loop()
-        return loop.time() - self._unsettled_at < LIVENESS
+        return bool(await self._command("EXISTS", self._alive(process))) or self._may_live()
 
     # --- signs of life -------------------------------------------------------------------
 
-    async def _keep_alive(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            begun = loop.time()
-            await asyncio.sleep(BEAT)
-            stood_still = loop.time() - begun - BEAT
-            if stood_still > LIVENESS - BEAT:
-                logger.warning(
-                    "this process was blocked for %.0f s: other replicas may have taken over its "
-                    "sessions", stood_still,
-                )  # fmt: skip
-            for step in (self._check_connection, self._beat):
-                try:
-                    await step()
-                except StoreUnavailable:
-                    self._unsettle()
+    async def _sign(self) -> None:
+        for step in (self._check_connection, self._beat):
+            try:
+                await step()
+            except StoreUnavailable:
+                self._unsettle()
 
     async def _beat(self) -> None:
         lifetime = round(LIVENESS * 1000)
@@ -187,9 +163,6 @@ class RedisExchange:
         is_heard = silent <= BEAT + self._link.timeout
         if not is_heard or not await self.send(b"", to=self._process):
             await connection.disconnect(nowait=True)
-
-    def _unsettle(self) -> None:
-        self._unsettled_at = asyncio.get_running_loop().time()
 
     # --- listening -----------------------------------------------------------------------
 
@@ -317,15 +290,6 @@ class RedisExchange:
                     listener.on_message(message)
         except Exception:
             logger.exception("a message of another process could not be handled")
-
-    def _report_gap(self) -> None:
-        if self._listener is None:
-            return
-        try:
-            self._listener.on_gap()
-        except Exception:
-            # As in `_deliver`.
-            logger.exception("a gap could not be handled")
 
     # --- names and commands --------------------------------------------------------------
 

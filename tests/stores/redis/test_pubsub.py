@@ -10,8 +10,9 @@ from redis.exceptions import ConnectionError as ConnectionBroke
 
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import EVENTS, SessionId
+from mcp_sessions.stores.exchange import BEAT
 from mcp_sessions.stores.records import Attachment
-from mcp_sessions.stores.redis.pubsub import BEAT, RedisExchange
+from mcp_sessions.stores.redis.pubsub import RedisExchange
 from mcp_sessions.stores.redis.redis_connection import Connection
 from tests.support.virtual_time import VIRTUAL, Backend
 

@@ -484,7 +484,8 @@ async def test_what_was_lost_while_nothing_was_received_is_reported_as_a_gap() -
 
 async def test_a_listener_that_gets_nothing_finds_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other end is gone without a word: the connection looks idle, and is not."""
-    monkeypatch.setattr("mcp_sessions.stores.redis.pubsub.BEAT", 0.1)
+    for module in ("exchange", "redis.pubsub"):
+        monkeypatch.setattr(f"mcp_sessions.stores.{module}.BEAT", 0.1)
     with redis_server() as server:
         async with opened(server, TIMEOUT) as store:
             session_id, received = await new(store), Received()
@@ -505,7 +506,8 @@ async def test_after_an_outage_nobody_is_taken_for_dead_at_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its sign of life went with the server; it had no chance to renew it."""
-    monkeypatch.setattr("mcp_sessions.stores.redis.pubsub.BEAT", 0.1)
+    for module in ("exchange", "redis.pubsub"):
+        monkeypatch.setattr(f"mcp_sessions.stores.{module}.BEAT", 0.1)
     with caplog.at_level(logging.ERROR), redis_server() as server:
         async with opened(server) as store, opened(server) as other:
             session_id = await new(store)
