@@ -23,7 +23,7 @@ def add_options(group: Options) -> None:
     group.add("--allow WHO", "'*@example.com', login:NAME or group:NAME *", action="append")
     group.add("--auth-issuer URL", "accept tokens of this authorization server")
     group.add("--auth-audience URL", "URL of this server in these tokens")
-    group.add("--auth-introspect URL", "ask the authorization server about tokens")
+    group.add("--auth-introspect URL", "ask the authorization server about tokens", is_listed=False)
     group.add("--auth-scope SCOPE", "each key or token needs this scope *", action="append")
 
 

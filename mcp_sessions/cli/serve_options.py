@@ -24,7 +24,7 @@ from mcp_sessions.policy import (
 
 _UNLISTED = """\
 More options, which few servers need, are in the documentation: see its pages
-Deployment, Limits, Tasks, Conversations, and Commands and URLs."""
+Authentication, Deployment, Limits, Tasks, Conversations, Commands and URLs."""
 
 DEFAULT_STORE = "memory://"
 DEFAULT_PORT = 8000
@@ -233,7 +233,7 @@ Serve an MCP server whose sessions survive a cut connection. The server is one o
 
 def _add_address(group: types.Options) -> None:
     group.add("--config FILE", "serve each server of FILE on /NAME/mcp")
-    group.add("--reload-config", "read FILE again when it changes")
+    group.add("--reload-config", "read FILE again when it changes", is_listed=False)
     group.add("--host HOST", "address to listen on (%(default)s)", default="127.0.0.1")
     group.add(
         "--port PORT", f"port; 0: any free one ({DEFAULT_PORT}; none with --stdio)", types.port
@@ -312,8 +312,18 @@ def _add_conversations(group: types.Options) -> None:
         default=None,
         is_listed=False,
     )
-    group.add("--per-principal", "one session per user who names no conversation", default=None)
-    group.add("--handle TOOL", "TOOL returns a handle for later calls *", action="append")
+    group.add(
+        "--per-principal",
+        "one session per user who names no conversation",
+        default=None,
+        is_listed=False,
+    )
+    group.add(
+        "--handle TOOL",
+        "TOOL returns a handle for later calls *",
+        action="append",
+        is_listed=False,
+    )
 
 
 def _add_limits(group: types.Options) -> None:
