@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,3 +36,22 @@ class Seldom(logging.Filter):
                 record.msg = f"{record.msg} ({left_out} more such lines were left out)"
         kind.lines += 1
         return kind.lines <= MOST
+
+
+class OnceAMinute:
+    """Counts what happens, and says when the log may have a line about it."""
+
+    def __init__(self) -> None:
+        self._count, self._said_at = 0, -math.inf
+
+    def due(self, now: float) -> int:
+        """Count one more. Return how many there were since the last line. 0: no line is due.
+
+        Args:
+            now: Seconds of any clock.
+        """
+        self._count += 1
+        if 0 <= now - self._said_at < QUIET:
+            return 0
+        count, self._count, self._said_at = self._count, 0, now
+        return count

@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 from mcp_sessions.core.recent import Recent
+from mcp_sessions.seldom import OnceAMinute
 
 logger = logging.getLogger(__name__)
 
@@ -38,17 +39,14 @@ Delays = Callable[[asyncio.Future[None] | None], None]
 """Takes the wait of an answer, to end it when the connection is lost. None: nothing waits any more.
 """
 
-_LOG_EVERY: Final = 60.0
-
-
 _ADDRESSES: Final = 10_000
 """Addresses of refusals that are kept, at most."""
 
 
 class Pace:
     def __init__(self) -> None:
-        self._next_at = self._said_at = self._next_spared_at = -math.inf
-        self._waited = 0
+        self._next_at = self._next_spared_at = -math.inf
+        self._waited = OnceAMinute()
         self._refused_at = Recent[Hashable, float](_ADDRESSES)
         """Address → when it was refused last."""
 
@@ -71,22 +69,17 @@ class Pace:
                 return
         self._next_at = min(at + 1 / RATE, now + LONGEST_WAIT)
         if at > now:
-            self._say(now)
+            if waited := self._waited.due(now):
+                logger.warning(
+                    "more than %d credentials were refused in a second: refusals are delayed, "
+                    "%d so far",
+                    RATE,
+                    waited,
+                )
             if delays is None:
                 await asyncio.sleep(at - now)
             else:
                 await _delayed(loop, at, delays)
-
-    def _say(self, now: float) -> None:
-        self._waited += 1
-        if 0 <= now - self._said_at < _LOG_EVERY:
-            return
-        logger.warning(
-            "more than %d credentials were refused in a second: refusals are delayed, %d so far",
-            RATE,
-            self._waited,
-        )
-        self._said_at, self._waited = now, 0
 
 
 async def _delayed(loop: asyncio.AbstractEventLoop, at: float, delays: Delays) -> None:

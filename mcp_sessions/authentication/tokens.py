@@ -33,7 +33,6 @@ import asyncio
 import base64
 import hashlib
 import logging
-import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -47,14 +46,13 @@ from mcp_sessions.authentication.key_file import id_of
 from mcp_sessions.authentication.verdicts import RETRY, WITHIN, Verdicts
 from mcp_sessions.core.messages import texts_of
 from mcp_sessions.core.recent import Recent
+from mcp_sessions.seldom import OnceAMinute
 
 logger = logging.getLogger(__name__)
 
 
 LEEWAY: Final = 60.0
 """Seconds by which the clocks of the issuer and of this machine may differ."""
-
-_LOG_EVERY: Final = 60.0
 
 
 class TokenRefused(Exception):
@@ -109,19 +107,10 @@ def _scopes(claims: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(value.split() if isinstance(value, str) else texts_of(value))
 
 
-class RefusalLog:
-    """Logs at most once a minute why tokens were refused."""
-
-    def __init__(self) -> None:
-        self._refused = 0
-        self._said_at = -math.inf
-
+class RefusalLog(OnceAMinute):
     def say(self, why: str, now: float) -> None:
-        self._refused += 1
-        if 0 <= now - self._said_at < _LOG_EVERY:
-            return
-        logger.info("%d tokens were refused; the last one: %s", self._refused, why)
-        self._said_at, self._refused = now, 0
+        if count := self.due(now):
+            logger.info("%d tokens were refused; the last one: %s", count, why)
 
 
 REMEMBERED: Final = 10_000

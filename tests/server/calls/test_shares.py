@@ -10,8 +10,9 @@ from mcp_sessions import metrics
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.seldom import QUIET
 from mcp_sessions.server.calls.shares import Shares, share_of, shares_of
-from mcp_sessions.server.reporting.reached_limits import QUIET, ReachedLimits
+from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from tests.support.duplex import duplex_world
 from tests.support.modern import ModernClient
 from tests.support.raw import RawClient

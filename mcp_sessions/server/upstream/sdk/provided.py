@@ -49,6 +49,7 @@ from mcp_sessions.authentication.tokens import RefusalLog
 from mcp_sessions.authentication.verdicts import RETRY, WITHIN, Verdicts
 from mcp_sessions.core.addresses import address_of
 from mcp_sessions.core.buckets import Buckets
+from mcp_sessions.seldom import OnceAMinute
 from mcp_sessions.server.upstream.sdk.authentication import Authentication, SdkVerifier
 
 logger = logging.getLogger(__name__)
@@ -179,7 +180,6 @@ REQUESTS: Final = 20.0
 """A second, from one address."""
 
 _STORED: Final = ("/register", "/authorize")
-_LOG_EVERY: Final = 60.0
 
 
 def bounded(routes: Sequence[Route], clock: Callable[[], float]) -> None:
@@ -198,8 +198,7 @@ class _Limits:
         self._clock = clock
         self._stored = {path: Buckets(REGISTRATIONS) for path in _STORED}
         self._requests = Buckets(REQUESTS)
-        self._refused = 0
-        self._said_at = -math.inf
+        self._refused = OnceAMinute()
 
     def wait(self, scope: Scope) -> float:
         """Count a request, or return the seconds after which it may come again."""
@@ -207,21 +206,15 @@ class _Limits:
         stored = (each for end, each in self._stored.items() if path.endswith(end))
         buckets = next(stored, self._requests)
         wait = buckets.take(address_of(scope), now)
-        if wait:
-            self._say(path, buckets.rate, now)
-        return wait
-
-    def _say(self, path: str, rate: float, now: float) -> None:
-        self._refused += 1
-        if now - self._said_at >= _LOG_EVERY:
+        if wait and (refused := self._refused.due(now)):
             logger.warning(
                 "%d requests to sign in were refused; the last one: %s, of which one address may "
                 "send %g a second",
-                self._refused,
+                refused,
                 path,
-                rate,
+                buckets.rate,
             )
-            self._said_at, self._refused = now, 0
+        return wait
 
 
 class _Bounded:
