@@ -18,9 +18,9 @@ from mcp_sessions.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mcp_sessions.authentication.allowing import Allowed
-    from mcp_sessions.authentication.api_keys import ApiKeys
     from mcp_sessions.authentication.credential import Verifier
     from mcp_sessions.authentication.issuer import Issuer
+    from mcp_sessions.authentication.key_file import ApiKeys
     from mcp_sessions.authentication.tokens import IntrospectionEndpoint
     from mcp_sessions.server.upstream.sdk.authentication import Authentication
 
@@ -198,7 +198,7 @@ def in_python(error: ConfigurationError) -> ConfigurationError:
 def _keys_of(path: str | None) -> ApiKeys | None:
     if not path:
         return None
-    from mcp_sessions.authentication.api_keys import ApiKeys
+    from mcp_sessions.authentication.key_file import ApiKeys
 
     try:
         return ApiKeys(path, time.time)

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sessions.authentication.api_keys import ISSUER, KEPT, ApiKeys
 from mcp_sessions.authentication.credential import CannotVerify, Credential
-from mcp_sessions.authentication.key_file import ApiKey, change, minted
+from mcp_sessions.authentication.key_file import ISSUER, KEPT, ApiKey, ApiKeys, change, minted
 from mcp_sessions.errors import ConfigurationError
 from tests.authentication.test_key_file import BAD
 from tests.support.world import Clock

@@ -39,9 +39,8 @@ from mcp_sessions.stores.limits import (
     check_subscriptions,
     text_size,
 )
-from mcp_sessions.stores.memory.expiring import Expiring, json_size
 from mcp_sessions.stores.memory.memory_events import EventsInMemory
-from mcp_sessions.stores.memory.tables import MemorySession, Owner, Tables
+from mcp_sessions.stores.memory.tables import Expiring, MemorySession, Owner, Tables, json_size
 from mcp_sessions.stores.record_changes import (
     RecordChange,
     RenewEvents,

@@ -28,9 +28,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.exceptions import InvalidStatus
 
 from mcp_sessions import SessionLayer, SessionPolicy, metrics
-from mcp_sessions.authentication.api_keys import ApiKeys
 from mcp_sessions.authentication.credential import CannotVerify, Credential
-from mcp_sessions.authentication.key_file import change, minted
+from mcp_sessions.authentication.key_file import ApiKeys, change, minted
 from mcp_sessions.cli.logs import extra_of
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.principal import Principal

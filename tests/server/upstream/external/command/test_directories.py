@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions import Conversations, SessionSecurity
-from mcp_sessions.server.upstream.external.directories import Directories
+from mcp_sessions.server.upstream.external.command import Directories
 from tests.support.children import child_world, is_alive, until
 from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import RawClient, in_session
