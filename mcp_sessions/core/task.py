@@ -19,6 +19,9 @@ from mcp_sessions.principal import Principal
 
 EXTENSION: Final = "io.modelcontextprotocol/tasks"
 
+TASK: Final = "task"
+"""The type (``resultType``) of a result that is a task."""
+
 _SHORTEST: Final = 0.01
 _LONGEST: Final = 60.0
 """Seconds between two polls, whatever a server says."""

@@ -5,8 +5,17 @@ import asyncio
 import pytest
 
 from mcp_sessions.policy import TaskPolicy
+from mcp_sessions.server.cluster.shared_bus import SharedBus
 from tests.replicas.test_children import UNKNOWN, short_lives
-from tests.server.requests.test_tasks import CAPABILITIES, ENDED, Box, named, text_of, until
+from tests.server.requests.test_tasks import (
+    CAPABILITIES,
+    ENDED,
+    Box,
+    named,
+    tasks_of,
+    text_of,
+    until,
+)
 from tests.support.modern import ModernClient
 from tests.support.replicas import Cluster, cluster
 from tests.support.virtual_time import cycles
@@ -58,6 +67,37 @@ async def test_a_task_whose_replica_was_killed_has_failed_and_runs_nowhere_else(
         assert c[1].box.calls == []
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_task_that_failed_as_its_replica_seemed_dead_has_no_second_end(
+    is_told: bool,
+) -> None:
+    """A replica that stands still is taken for dead. Then it goes on, and its tool ends."""
+    async with cluster(2, tasks=TASKS) as c:
+        one, other = clients(c)
+        task = await one.call("wait", {"gate": "g"}).result()
+        bus = c[1].inside.bus
+        alive, sends = bus.is_alive, bus.try_send
+
+        async def seems_dead(process: str) -> bool:
+            return False
+
+        async def loses(message: object, *, to: str | None = None) -> None: ...
+
+        bus.is_alive = seems_dead  # pyright: ignore[reportAttributeAccessIssue]
+        if not is_told:
+            bus.try_send = loses  # pyright: ignore[reportAttributeAccessIssue]
+        failed = await until(other, task, *ENDED)
+        assert (failed["status"], failed["error"]["code"]) == ("failed", UNKNOWN)
+        bus.is_alive, bus.try_send = alive, sends  # pyright: ignore[reportAttributeAccessIssue]
+        gate = c[0].box.gate("g")
+        if is_told:
+            async with asyncio.timeout(10):
+                await gate.cancelled.wait()
+        gate.go.set()
+        assert await until(one, task, *ENDED) == failed
+        assert await until(other, task, *ENDED) == failed
+
+
 async def test_an_answer_whose_message_is_lost_arrives_with_a_poll() -> None:
     async with cluster(2, tasks=TASKS) as c:
         one, other = clients(c)
@@ -76,6 +116,32 @@ async def test_an_answer_whose_message_is_lost_arrives_with_a_poll() -> None:
         bus.try_send = sends  # pyright: ignore[reportAttributeAccessIssue]
         assert len(lost) == 1
         assert text_of(await until(other, task, *ENDED)) == "accept: me"
+
+
+@pytest.mark.parametrize("is_gap", [True, False])
+async def test_a_cancellation_whose_message_is_lost_arrives_though_nobody_polls(
+    is_gap: bool,
+) -> None:
+    async with cluster(2, tasks=TASKS) as c:
+        one, other = clients(c)
+        task = await one.call("wait", {"gate": "g"}).result()
+        bus = c[1].inside.bus
+        sends = bus.try_send
+
+        async def loses(message: object, *, to: str | None = None) -> None: ...
+
+        bus.try_send = loses  # pyright: ignore[reportAttributeAccessIssue]
+        await other.send("tasks/cancel", named(task)).result()
+        bus.try_send = sends  # pyright: ignore[reportAttributeAccessIssue]
+        if is_gap:
+            bus = c[0].inside.bus
+            assert isinstance(bus, SharedBus)
+            bus.on_gap()
+        else:
+            await tasks_of(c[0]).round()
+        async with asyncio.timeout(10):
+            await c[0].box.gate("g").cancelled.wait()
+        assert (await until(other, task, *ENDED))["status"] == "cancelled"
 
 
 async def test_the_end_of_a_session_at_another_replica_ends_its_task() -> None:

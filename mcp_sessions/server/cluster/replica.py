@@ -37,6 +37,10 @@ class Handlers(Protocol):
         """Handle a message. Return the work that has to wait, which runs as a task."""
         ...
 
+    def missed(self) -> Coroutine[Any, Any, None] | None:
+        """Messages may be lost. Return the work that has to wait, as :meth:`handle` does."""
+        ...
+
     async def session_ended(self, session_id: SessionId) -> None: ...
 
     def round(

@@ -161,6 +161,9 @@ class SharedBus(ClusterBus):
         for (session_id, _), watchers in list(self._watchers.items()):
             for watcher in list(watchers):
                 watcher.check_position(session_id, None)
+        work = self._handlers.missed() if self._handlers is not None else None
+        if work is not None:
+            self._background.run("a message of another replica", work)
 
     # --- who lives -------------------------------------------------------------------------
 

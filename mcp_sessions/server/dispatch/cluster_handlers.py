@@ -169,6 +169,9 @@ class ClusterHandlers:
             case _:
                 assert_never(message)
 
+    def missed(self) -> Work | None:
+        return self._runner.tasks.refresh() if self._runner.tasks is not None else None
+
     async def session_ended(self, session_id: SessionId) -> None:
         await self._forget(session_id, None)
 

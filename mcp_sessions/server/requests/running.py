@@ -16,6 +16,7 @@ from mcp_sessions.core.messages import RequestId, error_body, wire_error
 from mcp_sessions.core.named import LISTS, NAMED
 from mcp_sessions.core.nearness import own_connection
 from mcp_sessions.core.progress import Progress
+from mcp_sessions.core.task import TASK
 from mcp_sessions.core.visibility import restored
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
@@ -38,7 +39,7 @@ from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
 from mcp_sessions.server.requests.open_questions import OpenQuestions
 from mcp_sessions.server.requests.outcome import store_error
 from mcp_sessions.server.requests.reports import Reports
-from mcp_sessions.server.requests.running_task import TASK, RunningTask
+from mcp_sessions.server.requests.running_task import RunningTask
 from mcp_sessions.server.requests.shared import Shared
 from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream import port

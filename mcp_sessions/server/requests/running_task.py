@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from mcp_sessions import method_names
 from mcp_sessions.background import Background
 from mcp_sessions.core.messages import error_body, wire_error
-from mcp_sessions.core.task import Json, TaskRecord, TaskStatus, pause_of
+from mcp_sessions.core.task import TASK, Json, TaskRecord, TaskStatus, pause_of
 from mcp_sessions.core.task_tools import told
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
@@ -43,9 +43,6 @@ _AGAIN: Final = 1.0
 
 _MESSAGE: Final = 1_000
 """Characters of what a task says to people, at most."""
-
-TASK: Final = "task"
-"""The type (``resultType``) of a result that is a task."""
 
 Ask = Callable[[str, Json], Awaitable[Json]]
 
@@ -197,12 +194,9 @@ class RunningTask:
 
     def ends(self, result: Json | None, error: Json | None) -> None:
         """Its handler ended. Neither: it was cancelled."""
-        self._work = None
+        self._ends_work()
         if self.record.has_ended:
             return
-        for timer in (self._timer, self._saying):
-            if timer is not None:
-                timer.cancel()
         status = TaskStatus.COMPLETED if result is not None else TaskStatus.FAILED
         if result is None and error is None:
             if self.record.is_unwanted:
@@ -215,6 +209,12 @@ class RunningTask:
         )
         self.record.message = self.record.message[:_MESSAGE]
         self.changed()
+
+    def _ends_work(self) -> None:
+        self._work = None
+        for timer in (self._timer, self._saying):
+            if timer is not None:
+                timer.cancel()
 
     # --- what its client wants ---------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class RunningTask:
             return True
 
     async def refresh(self) -> bool:
-        """Take what another process noted about it. Return whether it is still stored.
+        """Take what another process noted about it. Return whether it is still there to be written.
 
         Raises:
             StoreUnavailable: It is not known.
@@ -305,10 +305,25 @@ class RunningTask:
             return False
         self.version = stored.version
         noted = TaskRecord.read(stored.value)
+        if noted.has_ended:
+            self._ended_there(noted)
+            return False
         self.answered(noted.answers)
         if noted.is_unwanted and not self.record.is_unwanted:
             self.unwanted()
         return True
+
+    def _ended_there(self, noted: TaskRecord) -> None:
+        """It has failed: another process took this one for dead. It ends once."""
+        work = self._work
+        self._ends_work()
+        self.record, self._is_dirty = noted, False
+        self._tasks.stored_end(self)
+        if work is not None:
+            logger.warning(
+                "task %s is cancelled: another process took this one for dead", digest(self.id)
+            )
+            work.stop_handler()
 
     async def settled(self, timeout: float | None = None) -> bool:
         """Wait until it is stored as it is. Return whether it is."""

@@ -5,7 +5,7 @@ Rules, owned by ``tests/server/requests/test_tasks.py``:
 1. A task is stored before its client learns of it.
 2. A task is its owner's. To everybody else an unknown, an expired and a foreign task are the same.
 3. A task whose process is gone has failed, with -31012. It never runs again.
-4. What another process notes about a task reaches its runner by a message, or by the next poll.
+4. What another process notes about a task reaches its runner by a message, or by the next round.
    What its runner stores reaches those who listen at other processes the same way.
 5. The wrapped server may answer with a task of its own. Only its owner is noted: requests about it
    are the server's.
@@ -290,10 +290,10 @@ class Tasks:
         known = SessionId(task_id)
         here = self._here.get(known)
         if here is not None:
-            record, version = here.record, here.version
-            if record.has_ended and not await here.settled(_ENDING):
+            if here.record.has_ended and not await here.settled(_ENDING):
                 # If this process died now, another end would be stored.
                 raise StoreUnavailable("the end of a task is not stored yet")
+            record, version = here.record, here.version
             if has_come(record.expires_at or math.inf, self.clock()):
                 record = None
         else:
@@ -423,9 +423,13 @@ class Tasks:
             if has_come(until, now):
                 await self._look_at(task_id)
         await self.store.touch([*self._here, *self._kept, *self._found_here], now=now)
+        if self.bus.is_shared:
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Read what other processes noted about tasks of this one: a message may be lost."""
         for task in list(self._here.values()):
-            if task.record.questions and self.bus.is_shared:
-                await task.refresh()
+            await task.refresh()
 
     async def check_runners(self) -> None:
         """Fail the tasks of a process that is gone, also those that nobody asks for."""
