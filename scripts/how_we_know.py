@@ -44,6 +44,7 @@ judges every history:
 * A client sees the last version of each resource that it subscribed to.
 * `session.data` loses no edit.
 * Each call is answered in time once the faults end.
+* A task ends once. Only its owner sees it, and it is never unknown to its owner.
 * No session is forgotten, and no work of the layer dies unseen.
 
 ## The simulation

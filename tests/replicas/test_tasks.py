@@ -11,6 +11,7 @@ from tests.server.requests.test_tasks import (
     CAPABILITIES,
     ENDED,
     Box,
+    got,
     named,
     tasks_of,
     text_of,
@@ -116,6 +117,27 @@ async def test_an_answer_whose_message_is_lost_arrives_with_a_poll() -> None:
         bus.try_send = sends  # pyright: ignore[reportAttributeAccessIssue]
         assert len(lost) == 1
         assert text_of(await until(other, task, *ENDED)) == "accept: me"
+
+
+async def test_a_replica_that_seemed_dead_shows_the_end_that_another_one_has_shown() -> None:
+    """Nothing has told it yet, and its tool still runs."""
+    async with cluster(2, tasks=TASKS) as c:
+        one, other = clients(c)
+        task = await one.call("wait", {"gate": "g"}).result()
+        bus = c[1].inside.bus
+        alive = bus.is_alive
+
+        async def seems_dead(process: str) -> bool:
+            return False
+
+        async def loses(message: object, *, to: str | None = None) -> None: ...
+
+        bus.is_alive = seems_dead  # pyright: ignore[reportAttributeAccessIssue]
+        bus.try_send = loses  # pyright: ignore[reportAttributeAccessIssue]
+        failed = await got(other, task)
+        bus.is_alive = alive  # pyright: ignore[reportAttributeAccessIssue]
+        assert (failed["status"], failed["error"]["code"]) == ("failed", UNKNOWN)
+        assert await got(one, task) == failed
 
 
 @pytest.mark.parametrize("is_gap", [True, False])

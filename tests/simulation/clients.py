@@ -416,12 +416,12 @@ class HandshakeHttp(Client):
 
     async def _answer(self, reply: Reply, number: str | int) -> Json | None:
         # A server that names no call may put its question on any response that is open.
-        await _read(reply, self._hear_beside, lambda: reply.answer_to(number) is not None)
+        await read_from(reply, self._hear_beside, lambda: reply.answer_to(number) is not None)
         return None if reply.status == AWAY else reply.answer_to(number)
 
     async def _accepted(self, message: Json) -> bool:
         reply = self.raw.post({"jsonrpc": "2.0", **message})
-        await _read(reply, lambda _: None, lambda: False)
+        await read_from(reply, lambda _: None, lambda: False)
         return reply.status == 202
 
     async def ask(self, method: str, params: Json) -> Json | None:
@@ -446,7 +446,7 @@ class HandshakeHttp(Client):
             def seen(event_id: str) -> None:
                 self._last = event_id
 
-            await _read(reply, take, lambda: False, seen=seen, silence=None)
+            await read_from(reply, take, lambda: False, seen=seen, silence=None)
             if reply.status == 404:
                 self.note("forgotten")
                 return
@@ -475,7 +475,7 @@ class HandshakeHttp(Client):
         if step.get("twice"):
             self.run(self._once_more(mark, step, params))
         while True:
-            await _read(
+            await read_from(
                 reply,
                 lambda message: self.hear(message, mark),
                 lambda r=reply: r.answer_to(mark) is not None,
@@ -511,7 +511,7 @@ class HandshakeHttp(Client):
         await asyncio.sleep(step["twice"])
         self.sends(mark, step, again=True)
         reply = self.raw.send("tools/call", params, request_id=f"{mark}'").reply
-        await _read(
+        await read_from(
             reply, lambda m: self.hear(m, "again"),
             lambda: reply.answer_to(f"{mark}'") is not None,
         )  # fmt: skip
@@ -552,7 +552,7 @@ class ModernHttp(Client):
     async def ask(self, method: str, params: Json) -> Json | None:
         number = f"{self.name}/{next(self.raw.numbers)}"
         reply = self.raw.send(method, params, request_id=number).reply
-        await _read(reply, self._hear_beside, lambda: reply.answer_to(number) is not None)
+        await read_from(reply, self._hear_beside, lambda: reply.answer_to(number) is not None)
         return None if reply.status == AWAY else reply.answer_to(number)
 
     async def post_reply(self, message: Json) -> bool:
@@ -582,7 +582,7 @@ class ModernHttp(Client):
                 elif "method" in message:
                     self.hear(message, "events")
 
-            await _read(reply, take, lambda: False, silence=None)
+            await read_from(reply, take, lambda: False, silence=None)
             await asyncio.sleep(AGAIN)
 
     async def call(self, mark: str, step: Json) -> None:
@@ -593,7 +593,7 @@ class ModernHttp(Client):
         self.sends(mark, step)
         while True:
             reply = self.raw.send("tools/call", params, request_id=mark).reply
-            await _read(
+            await read_from(
                 reply,
                 lambda message: self.hear(message, mark) if "method" in message else None,
                 lambda r=reply: r.answer_to(mark) is not None,
@@ -611,6 +611,9 @@ class ModernHttp(Client):
                         return
                     params = {**params, **replies}
                     continue
+                if result.get("resultType") == "task":
+                    await self.follow(mark, step, result)
+                    return
                 self.answered(mark, answer, whole=whole)
                 return
             if not keyed:
@@ -625,6 +628,10 @@ class ModernHttp(Client):
             whole = False
             await asyncio.sleep(AGAIN)
             self.sends(mark, step)
+
+    async def follow(self, mark: str, step: Json, created: Json) -> None:
+        """Wait for the end of a task. This client knows none."""
+        raise AssertionError(f"{mark} became a task: {created}")
 
     async def _replies_to(self, mark: str, result: Json) -> Json | None:
         """What the next request brings; None: it does not come back."""
@@ -720,7 +727,7 @@ class Socket(Client):
         if self.position is not None:
             members["lastSessionEventId"] = self.position
         answer = await self._sent(peer, "session/resume", members)
-        if answer is None or _says_away(answer):
+        if answer is None or says_away(answer):
             return None
         self._has = (peer, session)
         return self.was_resumed(session, answer)
@@ -761,7 +768,7 @@ class Socket(Client):
         assert self._peer is not None
         answer = await self._sent(self._peer, method, params)
         # HTP5: over such a connection a store that is away is this error.
-        return None if answer is not None and _says_away(answer) else answer
+        return None if answer is not None and says_away(answer) else answer
 
     async def post_reply(self, message: Json) -> bool | None:
         if self._peer is not None and not self._peer.ended:
@@ -782,7 +789,7 @@ class Socket(Client):
             )  # fmt: skip
             cut_at = None
             # HTP5: what a store that is away is answered with. This call may be, by its script.
-            is_refused = answer is not None and _says_away(answer)
+            is_refused = answer is not None and says_away(answer)
             if answer is not None and not (is_refused and keyed):
                 self.answered(mark, answer, whole=whole)
                 return
@@ -793,7 +800,7 @@ class Socket(Client):
             await asyncio.sleep(AGAIN)
 
 
-def _says_away(answer: Json) -> bool:
+def says_away(answer: Json) -> bool:
     """ERR17: the store failed the request. It did not begin, or may be asked again."""
     data: Json = members_of(members_of(answer.get("error")).get("data"))
     return data.get("reason") == "store_unavailable"
@@ -806,7 +813,7 @@ KINDS: Final[dict[str, type[Client]]] = {
 }
 
 
-async def _read(
+async def read_from(
     reply: Reply,
     take: Callable[[Json], None],
     enough: Callable[[], bool],

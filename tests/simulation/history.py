@@ -37,6 +37,12 @@ Of clients:
 ``subscribed``  ``client`` was told that ``session`` is subscribed to ``uri``
 ``updated``     ``client`` hears that ``uri`` changed
 ``forgotten``   ``client`` was told that its session does not exist
+``task``        ``client`` was told that ``call`` became ``task``, a name of the history's
+``shown``       it was shown the task of ``call``: its ``status``, and the ``code`` of its error.
+                ``unknown``: it was told that there is none
+``cancels``     it asked the task of ``call`` to end
+``spied``       ``client`` sent ``method`` about the task of ``call``, which is another client's,
+                and got the error ``code``, or none
 ``idle``        ``client`` has taken all of its steps, and listens until the end. ``stuck``: it has
                 not, within its patience
 ==============  ===================================================================================

@@ -13,6 +13,10 @@ answers), ``thinks`` (seconds until it answers), ``roams`` (each request goes to
   resuming), ``bystander``, ``abandons`` (when its client has enough of it)
 * ``pause``: ``seconds``; ``cut``: all of its connections break, ``moves``: to another replica
 * ``subscribe``: ``uri``; ``take``: the session of the client ``from``
+* ``spy``: look for the tasks of the client ``on``
+
+Where calls become tasks, the plan has ``tasks_after`` (seconds). Clients of the kind ``tasks`` know
+them. Their calls have ``watches`` (its client listens instead of polling) and ``cancels`` (when).
 
 A fault: ``kind``, ``at``, ``for`` (seconds), and what it needs:
 
@@ -40,9 +44,15 @@ THEMES: Final = {
 }  # fmt: skip
 """What plans look at more closely, and how many of a hundred."""
 
+TASKS: Final = 0.1
+"""How many plans are about tasks instead. They take no number from the others' chance."""
+
 
 def plan_of(seed: int) -> Json:
     """The plan of a seed. Most are of everything; some look at one matter more closely."""
+    tasks = random.Random(f"tasks {seed}")
+    if tasks.random() < TASKS:
+        return _of_tasks(tasks, seed)
     chance = random.Random(f"plan {seed}")
     theme = chance.choices([*THEMES], [*THEMES.values()])[0]
     server = chance.choices(("python", "command", "url"), (5, 3, 2))[0]
@@ -86,6 +96,43 @@ def plan_of(seed: int) -> Json:
         "clients": clients,
         "faults": faults,
     }
+
+
+def _of_tasks(chance: random.Random, seed: int) -> Json:
+    """Calls that become tasks, whose clients ask anywhere what became of them."""
+    server = chance.choices(("python", "command", "url"), (5, 3, 2))[0]
+    replicas = chance.choices((1, 2, 3), (2, 6, 2))[0]
+    clients = [_client(chance, number, replicas, server) for number in (1, 2)]
+    for client, user in zip(clients, ("ann", chance.choice((None, "bob"))), strict=True):
+        kind = chance.choices(("tasks", "modern"), (5, 1))[0]
+        client |= {"kind": kind, "user": user, "roams": chance.random() < 0.7}
+        client["steps"] = [_task(chance, client, server) for _ in range(chance.choice((1, 2, 3)))]
+    clients[1]["steps"].insert(chance.choice((0, 1)), {"do": "spy", "on": "c1"})
+    names = [client["name"] for client in clients]
+    faults = [_fault(chance, replicas, names, server) for _ in range(chance.choice((0, 1, 1, 2)))]
+    for fault in faults:
+        if fault["kind"] == "pause":
+            # The others may take the process for dead.
+            fault["for"] = chance.choice((3.0, 8.0, 15.0))
+    if chance.random() < 0.5:
+        faults.append(_aimed(chance, replicas, _TASK_METHODS))
+    plan = {"seed": seed, "disorder": chance.choice((0.0, 0.1, 0.3, 0.5)), "replicas": replicas}
+    plan |= {"server": server, "window": 1000, "kept": KEPT, "clients": clients, "faults": faults}
+    return {**plan, "tasks_after": chance.choice((0.0, 0.2, 0.2, 1.0))}
+
+
+def _task(chance: random.Random, client: Json, server: str) -> Json:
+    call = _call(chance, client, server)
+    for late in [step for step in call["script"] if step.startswith("later")]:
+        call["script"].remove(late)
+    wait = chance.choice((0.3, 1.0, 3.0))
+    call["script"].insert(chance.randrange(len(call["script"]) + 1), f"wait:{wait}")
+    call["seconds"] += wait
+    if chance.random() < 0.3:
+        call["watches"] = True
+    if chance.random() < 0.25 or (client["silent"] and "ask" in call["script"]):
+        call["cancels"] = chance.choice((0.05, 0.5, 2.0))
+    return call
 
 
 def _bursts(chance: random.Random, client: Json, server: str) -> None:
@@ -154,6 +201,8 @@ METHODS: Final = (
     "replace_data", "send", "subscribe", "watch",
 )  # fmt: skip
 """Those of the store, and of the messages between replicas, that a fault may hit."""
+
+_TASK_METHODS: Final = ("create", "replace_data", "load", "load_data", "send", "is_alive", "append")
 
 _AIMS: Final = {
     "bursts": ("append", "relay", "send", "read", "heads", "head"),
@@ -283,7 +332,7 @@ def _call(chance: random.Random, client: Json, server: str) -> Json:
             script = [step for step in script if step != "ask" and "change" not in step]
     keyed = client["session"] and chance.random() < 0.6
     call: Json = {"do": "call", "script": script, "seconds": round(seconds, 3)}
-    if client["kind"] == "modern" and "ask" in script:
+    if client["kind"] in ("modern", "tasks") and "ask" in script:
         keyed = False
     if keyed:
         call["keyed"] = True

@@ -5,7 +5,7 @@ from typing import Any, Final, cast
 
 from starlette.types import ASGIApp
 
-from mcp_sessions import SessionPolicy, SessionSecurity
+from mcp_sessions import SessionPolicy, SessionSecurity, TaskPolicy
 from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.simulation.chance import EPOCH
 from tests.simulation.faults import StoreFaults
@@ -23,6 +23,7 @@ class Replica:
     Args:
         number: From 0.
         policy: Of its layer.
+        tasks: Of its layer. None: no call becomes a task.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Replica:
         history: History,
         wrapped: Wrapped,
         policy: SessionPolicy,
+        tasks: TaskPolicy | None = None,
     ) -> None:
         self.number = number
         self.skew = 0.0
@@ -41,6 +43,7 @@ class Replica:
         self._history = history
         self._wrapped = wrapped
         self._policy = policy
+        self._tasks = tasks
         self.hosts: list[Host] = []
         """Its lives so far; the last one may live."""
 
@@ -73,6 +76,7 @@ class Replica:
             wrapped.server,
             store=self.store_faults.over(store),
             policy=self._policy,
+            tasks=self._tasks,
             security=SessionSecurity(_KEYS),
             clock=self._now,
         )

@@ -15,6 +15,7 @@ from typing import Final
 from tests.simulation.history import History, Record
 
 UNKNOWN: Final = -31012
+UNKNOWN_TASK: Final = -32602
 
 SOON: Final = 5.0
 """Seconds in which a bystander's call is answered, beside those of its script."""
@@ -292,12 +293,71 @@ def the_last_change_is_seen(facts: Facts) -> Iterator[str]:
 
 
 def a_call_outlives_its_connection(facts: Facts) -> Iterator[str]:
+    tasks = {task["call"] for task in facts.by["task"]}
+    unwanted = {each["call"] for each in facts.by["cancels"]}
+    # The process of a task that stood still is taken for dead.
+    unwanted |= {each["call"] for each in facts.by["shown"] if each.get("code") == UNKNOWN}
     for ended in facts.by["ended"]:
-        if ended["how"] != "cancelled":
+        call = ended["call"]
+        if ended["how"] != "cancelled" or call in unwanted:
             continue
-        sent = [s for s in facts.by["sends"] if s["call"] == ended["call"]]
-        if sent and sent[0]["survives"] and not facts.process_died_after(sent[0]):
-            yield f"{ended['call']} was cancelled, and nobody asked for that"
+        sent = [s for s in facts.by["sends"] if s["call"] == call]
+        if (
+            sent
+            and (sent[0]["survives"] or call in tasks)
+            and not facts.process_died_after(sent[0])
+        ):
+            yield f"{call} was cancelled, and nobody asked for that"
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+def a_task_ends_once(facts: Facts) -> Iterator[str]:
+    """What its client was shown at the end, anybody shows for ever."""
+    ends: dict[str, Record] = {}
+    for shown in facts.by["shown"]:
+        end = ends.get(shown["call"])
+        if end is not None and (end["status"], end.get("code")) != (
+            shown["status"], shown.get("code"),
+        ):  # fmt: skip
+            yield f"{shown['call']} had ended, and was shown otherwise: {end}, {shown}"
+        elif end is None and shown["status"] not in ("working", "input_required"):
+            ends[shown["call"]] = shown
+
+
+def a_task_is_never_unknown(facts: Facts) -> Iterator[str]:
+    """It is stored before its client learns of it, and a call has one task."""
+    names: dict[str, set[str]] = defaultdict(set)
+    for task in facts.by["task"]:
+        names[task["call"]].add(task["task"])
+    for call, tasks in names.items():
+        if len(tasks) > 1:
+            yield f"{call} has several tasks: {sorted(tasks)}"
+    for shown in facts.by["shown"]:
+        if shown["status"] == "unknown":
+            yield f"{shown['client']} was told that the task of {shown['call']} does not exist"
+
+
+def a_task_that_is_cancelled_was_unwanted(facts: Facts) -> Iterator[str]:
+    unwanted = {each["call"] for each in facts.by["cancels"]}
+    for shown in facts.by["shown"]:
+        if shown["status"] == "cancelled" and shown["call"] not in unwanted:
+            yield f"{shown['call']} is shown as cancelled, and nobody asked for that"
+
+
+def a_completed_task_is_done(facts: Facts) -> Iterator[str]:
+    done = {ended["call"]: ended for ended in facts.by["ended"] if ended["how"] == "done"}
+    for shown in facts.by["shown"]:
+        end = done.get(shown["call"])
+        if shown["status"] == "completed" and (end is None or not facts.after(end, shown)):
+            yield f"{shown['call']} is shown as completed, and its handler was not done"
+
+
+def nobody_sees_the_task_of_another(facts: Facts) -> Iterator[str]:
+    for spied in facts.by["spied"]:
+        if spied["code"] != UNKNOWN_TASK:
+            yield f"{spied['client']} sent {spied['method']} about the task of {spied['call']}"
 
 
 # --- whom it reaches ------------------------------------------------------------------------------
@@ -534,6 +594,11 @@ RULES: Final[tuple[Rule, ...]] = (
     a_response_that_was_read_whole_has_all_its_messages,
     a_second_sending_has_the_last_reports,
     a_call_outlives_its_connection,
+    a_task_ends_once,
+    a_task_is_never_unknown,
+    a_task_that_is_cancelled_was_unwanted,
+    a_completed_task_is_done,
+    nobody_sees_the_task_of_another,
     an_event_reaches_its_session,
     event_ids_rise,
     the_last_change_is_seen,

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, cast
 
-from mcp_sessions import SessionPolicy
+from mcp_sessions import SessionPolicy, TaskPolicy
 from tests.simulation.chance import decided_by
 from tests.simulation.clients import KINDS, Chosen, Client
 from tests.simulation.faults import Aimed, StoreFaults
@@ -18,6 +18,7 @@ from tests.simulation.programs import Command, Url
 from tests.simulation.replicas import Replica
 from tests.simulation.scheduler import SimulationLoop
 from tests.simulation.servers import Failed, InPython, Wrapped
+from tests.simulation.task_clients import TaskHost
 from tests.support.replicas import Backplane
 
 Json = dict[str, Any]
@@ -31,6 +32,8 @@ _AIMS: Final = 8.0
 QUIET: Final = 12.0
 """Seconds in which what is late may still come."""
 
+CLIENTS: Final[dict[str, type[Client]]] = {**KINDS, "tasks": TaskHost}
+
 SERVERS: Final[dict[str, type[Wrapped]]] = {"python": InPython, "command": Command, "url": Url}
 
 
@@ -43,9 +46,11 @@ class Run:
         self.clients: dict[str, Client] = {}
         self.backplane = Backplane(plan["seed"])
         policy = SessionPolicy(max_events=plan["window"], request_key_bytes=plan.get("kept", KEPT))
+        after: float | None = plan.get("tasks_after")
+        tasks = TaskPolicy(after=after) if after is not None else None
         self.wrapped = wrapped = SERVERS[plan["server"]]()
         self.replicas = [
-            Replica(number, self.backplane, history, wrapped, policy)
+            Replica(number, self.backplane, history, wrapped, policy, tasks)
             for number in range(plan["replicas"])
         ]
         self._names: dict[str, str] = {}
@@ -68,7 +73,7 @@ class Run:
         for replica in self.replicas:
             await replica.start()
         for plan in self.plan["clients"]:
-            self.clients[plan["name"]] = KINDS[plan["kind"]](self, plan)
+            self.clients[plan["name"]] = CLIENTS[plan["kind"]](self, plan)
         loop = asyncio.get_running_loop()
         faults = [loop.create_task(self._fault(fault)) for fault in self.plan["faults"]]
         playing = [loop.create_task(client.play()) for client in self.clients.values()]
@@ -95,6 +100,7 @@ class Run:
         number: int = fault.get("replica", 0)
         chosen = self.replicas if number == -1 else [self.replicas[number]]
         replica, seconds = chosen[0], fault["for"]
+        loop = asyncio.get_running_loop()
         client = self.clients.get(fault.get("client", ""))
         match fault["kind"]:
             case "store":
@@ -117,8 +123,10 @@ class Run:
             case "pause" if replica.chosen is not None:
                 host = replica.host
                 host.pause()
+                replica.member.silent_since = loop.time()
                 await asyncio.sleep(seconds)
                 if not host.is_dead:
+                    replica.member.silent_since = None
                     host.resume()
             case "clock":
                 replica.skew = fault["skew"]

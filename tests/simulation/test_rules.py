@@ -118,6 +118,8 @@ def all_of(*edits: Edit) -> Edit:
 
 
 _EVENT = {"call": "c1.1", "kind": "event", "n": 3}
+_SHOWN = {"what": "shown", "client": "c1", "call": "c1.1"}
+_TASK = {"what": "task", "client": "c1", "call": "c1.1"}
 
 BROKEN: dict[str, Edit] = {
     "a_call_runs_at_most_once": again("ran"),
@@ -138,6 +140,20 @@ BROKEN: dict[str, Edit] = {
         {"what": "hears", "client": "c1", "call": "c1.1", "kind": "progress", "n": 1,
          "on": "again"},
         {"what": "answered", "client": "c1", "call": "c1.1", "result": True, "again": True},
+    ),
+    "a_task_ends_once": with_records(
+        "heals", {**_SHOWN, "status": "completed"}, {**_SHOWN, "status": "working"}
+    ),
+    "a_task_is_never_unknown": with_records(
+        "heals", {**_TASK, "task": "s3"}, {**_TASK, "task": "s4"}
+    ),
+    "a_task_that_is_cancelled_was_unwanted": with_records(
+        "heals", {**_SHOWN, "status": "cancelled"}
+    ),
+    "a_completed_task_is_done": with_records("ended", {**_SHOWN, "status": "completed"}),
+    "nobody_sees_the_task_of_another": with_records(
+        "heals",
+        {"what": "spied", "client": "c2", "call": "c1.1", "method": "tasks/get", "code": None},
     ),
     "an_event_reaches_its_session": without("hears", kind="event", n=1),
     "event_ids_rise": other("updated", {"id": "e-001"}),
@@ -291,6 +307,14 @@ def test_an_unknown_outcome_is_no_second_answer() -> None:
     history = good()
     unknown = {"result": False, "code": -31012}
     with_records("heals", {"what": "answered", "client": "c1", "call": "c1.1", **unknown})(history)
+    assert violations(history) == []
+
+
+def test_a_task_of_a_process_that_seemed_dead_may_be_cancelled() -> None:
+    """Its client was shown that it failed."""
+    history = good()
+    BROKEN["a_call_outlives_its_connection"](history)
+    with_records("heals", {**_SHOWN, "status": "failed", "code": -31012})(history)
     assert violations(history) == []
 
 

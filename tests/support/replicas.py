@@ -98,6 +98,9 @@ class Member:
         self.process = ""
         self.watched: set[_Key] = set()
         self.died_at: float | None = None
+        self.silent_since: float | None = None
+        """The process stands still, and gives no sign of life."""
+
         self.is_cut_off = False
         self.is_deaf = False
         """It connects anew: who sends it something learns that nobody listens."""
@@ -199,7 +202,8 @@ class Member:
         member = self._backplane.members.get(process)
         if member is None:
             return False
-        return member.died_at is None or _now() < member.died_at + LIVENESS
+        ends = [at for at in (member.died_at, member.silent_since) if at is not None]
+        return not ends or _now() < min(ends) + LIVENESS
 
 
 class SharedStore:

@@ -136,8 +136,6 @@ class RunningRequest:
         channel.on_closed, channel.on_reopened = lambda: self._closed(waiter), self._reopened
         if shared.loop is None:
             shared.loop = asyncio.get_running_loop()
-        if self._call.tasking is not None and self._call.tasking.after is not None:
-            self._may_become_task(self._call.tasking.tasks)
         work = self._run(peer, close_peer)
         # If Python can, the first step is done at once: a handler that never waits then costs no
         # turn of the event loop. One that is aborted next never begins.
@@ -223,6 +221,8 @@ class RunningRequest:
                 if tasking is not None:
                     tasking.discard()
                 return
+            if tasking is not None and tasking.after is not None:
+                self._may_become_task(tasking.tasks)
             if tasking is not None and tasking.running is not None:
                 # If this is cancelled now, its client still gets the answer.
                 becoming = self._becomes(tasking.running, tasking.tasks)

@@ -189,8 +189,9 @@ class RunningTask:
             raise PeerError(REQUEST_TIMEOUT, "Request timed out") from None
         finally:
             self._waiting.pop(name, None)
-            self.record.drops(name, now=clock())
-            self.changed()
+            if not self.record.has_ended:
+                self.record.drops(name, now=clock())
+                self.changed()
 
     def ends(self, result: Json | None, error: Json | None) -> None:
         """Its handler ended. Neither: it was cancelled."""
@@ -215,6 +216,10 @@ class RunningTask:
         for timer in (self._timer, self._saying):
             if timer is not None:
                 timer.cancel()
+        for future in self._waiting.values():
+            if not future.done():
+                # A server may have meant another of its calls.
+                future.set_exception(PeerError(INTERNAL_ERROR, "the request that asks has ended"))
 
     # --- what its client wants ---------------------------------------------------------------
 

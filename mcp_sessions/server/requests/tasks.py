@@ -290,6 +290,9 @@ class Tasks:
         known = SessionId(task_id)
         here = self._here.get(known)
         if here is not None:
+            if self.bus.is_shared and not here.record.has_ended:
+                # Others may have taken this process for dead, and have shown its end.
+                await here.refresh()
             if here.record.has_ended and not await here.settled(_ENDING):
                 # If this process died now, another end would be stored.
                 raise StoreUnavailable("the end of a task is not stored yet")

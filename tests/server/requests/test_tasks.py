@@ -188,6 +188,30 @@ async def test_two_questions_at_once_may_be_answered_one_by_one() -> None:
         assert text_of(await until(client, task, *ENDED)) == "question-1 question-2"
 
 
+async def test_a_question_ends_with_its_task() -> None:
+    """Its handler left it to a task of its own. Whoever waits for the answer learns that there will
+    be none.
+    """
+    asked = asyncio.Event()
+    left: list[asyncio.Task[Any]] = []
+
+    async def leaves(ctx: Any, arguments: Json) -> str:
+        left.append(asyncio.create_task(ctx.session.elicit_form("who?", {"type": "object"})))
+        await asked.wait()
+        return "done"
+
+    box = Box()
+    box.tools["leaves"] = leaves
+    async with world(box=box, tasks=TaskPolicy(always={"leaves"})) as w:
+        client = client_of(w)
+        task = await client.call("leaves").result()
+        await until(client, task, "input_required")
+        asked.set()
+        assert (await until(client, task, *ENDED))["status"] == "completed"
+        await asyncio.wait(left, timeout=30)
+        assert left[0].done() and isinstance(left[0].exception(), MCPError)
+
+
 async def test_a_cancelled_task_ends_and_to_cancel_it_again_changes_nothing() -> None:
     async with world(tasks=AT_ONCE) as w:
         client = client_of(w)
