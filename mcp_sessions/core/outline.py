@@ -1,6 +1,6 @@
 """Find the ``id`` and the ``method`` of a JSON-RPC message that cannot be read whole.
 
-Some messages are too large to be kept, and some are not JSON. The outline is found while the bytes
+Some messages are too large, and some are not JSON. The outline is found while the bytes
 pass. No more is kept of them than `KEPT`.
 
 A message that has a result or an error counts as an answer, whatever else it has: some servers

@@ -207,7 +207,7 @@ async def pieces_of(response: httpx2.Response) -> AsyncGenerator[bytes]:
 
 
 async def events_of(response: httpx2.Response, longest: int) -> AsyncGenerator[ReadEvent]:
-    reader, time_slice = SseReader(max_bytes=longest, drops=True), TimeSlice()
+    reader, time_slice = SseReader(max_bytes=longest), TimeSlice()
     async with aclosing(pieces_of(response)) as chunks:
         async for chunk in chunks:
             size = len(chunk) if chunk.count(b"\n") < _LINES else _PORTION

@@ -21,15 +21,12 @@ MAX_RETRY = 3_600_000
 _RETRY_DIGITS = len(str(MAX_RETRY))
 
 
-MOST = 16
-"""An event of more than this many limits in length is not skipped."""
-
-_OTHER_LINE = 65_536
-"""Bytes of a line that is no data, in an event that is skipped."""
+MOST = 4
+"""An event of more than this many limits in length is not read."""
 
 
 class EventTooLarge(Exception):
-    """One event has more bytes than the limit."""
+    """One event has more than `MOST` times the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +70,22 @@ class SseReader:
     """The events of one stream.
 
     Args:
-        max_bytes: Of one event.
-        drops: Skip data above the limit (`ReadEvent.dropped`), up to `MOST` times the limit.
+        max_bytes: Of the data of one event. More is dropped (`ReadEvent.dropped`).
     """
 
-    def __init__(self, *, max_bytes: int, drops: bool = False) -> None:
+    def __init__(self, *, max_bytes: int) -> None:
         self._limit = max_bytes
-        self._drops = drops
         self._line = bytearray()
         self._after_cr = False
         self._is_first = True
         self._clear()
 
     def _clear(self) -> None:
-        self._data: list[bytes] = []
+        self._data: bytearray | None = None
         self._id: str | None = None
         self._event = ""
         self._retry: int | None = None
         self._size = 0
-        self._outline: Outline | None = None
-        self._in_data = False
 
     def feed(self, chunk: bytes) -> list[ReadEvent]:
         """The events that ``chunk`` completes.
@@ -110,70 +103,31 @@ class SseReader:
         *lines, rest = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         for line in lines:
             self._count(len(line))
-            if self._outline is not None:
-                event = self._skip(self._outline, line, ends=True)
-                if event is not None:
-                    found.append(event)
-                continue
             whole, self._line = bytes(self._line + line), bytearray()
             event = self._take(whole)
             if event is not None:
                 found.append(event)
         self._count(len(rest))
-        if self._outline is not None:
-            self._skip(self._outline, rest, ends=False)
-        else:
-            self._line += rest
+        self._line += rest
         return found
 
     def _count(self, size: int) -> None:
         self._size += size
-        if self._size <= self._limit or self._outline is not None:
-            if self._size > self._limit * MOST:
-                raise EventTooLarge
-            return
-        is_comment = self._line.startswith(b":")
-        if not self._drops or is_comment:
+        if self._size > self._limit * MOST:
             raise EventTooLarge
-        self._outline = Outline()
-        if self._data:
-            # At once: it may be a great many lines.
-            self._outline.feed(b"\n".join(self._data) + b"\n")
-        self._data.clear()
-
-    def _skip(self, outline: Outline, piece: bytes, *, ends: bool) -> ReadEvent | None:
-        if self._in_data:
-            outline.feed(piece)
-        else:
-            self._line += piece
-            if self._line.startswith(b"data:"):
-                self._in_data = True
-                outline.feed(bytes(self._line[len(b"data:") :]))
-                self._line.clear()
-            elif len(self._line) > _OTHER_LINE:
-                raise EventTooLarge
-        if not ends:
-            return None
-        whole, self._line = bytes(self._line), bytearray()
-        was_data, self._in_data = self._in_data, False
-        if was_data:
-            return None
-        if whole:
-            self._take(whole)
-            return None
-        event = ReadEvent(self._id, b"", self._event or "message", self._retry, outline)
-        self._clear()
-        return event
 
     def _take(self, line: bytes) -> ReadEvent | None:
         if self._is_first:
             line, self._is_first = line.removeprefix(_BOM), False
         if not line:
             event = None
-            if self._data or self._id is not None or self._retry is not None:
-                event = ReadEvent(
-                    self._id, b"\n".join(self._data), self._event or "message", self._retry
-                )
+            if self._data is not None or self._id is not None or self._retry is not None:
+                data, dropped = bytes(self._data or b""), None
+                if len(data) > self._limit:
+                    dropped = Outline()
+                    dropped.feed(data)
+                    data = b""
+                event = ReadEvent(self._id, data, self._event or "message", self._retry, dropped)
             self._clear()
             return event
         if line.startswith(b":"):
@@ -183,7 +137,10 @@ class SseReader:
         value = value.removeprefix(b" ")
         match name:
             case b"data":
-                self._data.append(value)
+                if self._data is None:
+                    self._data = bytearray(value)
+                else:
+                    self._data += b"\n" + value
             case b"id":
                 if b"\0" not in value:
                     self._id = value.decode("utf-8", "replace")
