@@ -167,6 +167,10 @@ def _keys(chance: random.Random, client: Json, server: str) -> None:
         step |= {"keyed": True, "cut": chance.choice((0.004, 0.01, 0.05, 0.3)), "resends": True}
         if client["kind"] == "http" and chance.random() < 0.5:
             step["twice"] = chance.choice((0.0, 0.01, 0.3, 2.0))
+            if chance.random() < 0.4:
+                # It comes again just as the call says much at once, and ends.
+                del step["cut"]
+                step |= {"script": _ENDS_IN_A_BURST, "seconds": 0.05, "twice": 0.05}
 
 
 def _questions(chance: random.Random, client: Json, server: str) -> None:
@@ -190,6 +194,7 @@ def _questions(chance: random.Random, client: Json, server: str) -> None:
 
 
 _MESSAGES: Final = ("progress", "log")
+_ENDS_IN_A_BURST: Final = ["progress", "wait:0.05", "progress", "progress", "progress"]
 
 _LOOKS_AT: Final = {
     "bursts": _bursts, "subscribers": _subscribers, "keys": _keys, "questions": _questions,
