@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import InvalidResponse, ResponseError
 
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.errors import StoreUnavailable
@@ -311,7 +311,8 @@ class RedisExchange(JoinedProcess):
             raise StoreUnavailable("Redis is away")
         try:
             writing.result()
-        except (RedisError, OSError) as failed:
+        except Exception as failed:
+            # As in `RedisLink.call`.
             raise unavailable(failed, connection) from failed
 
     async def _command(self, *args: Value) -> ScriptAnswer:

@@ -215,7 +215,9 @@ class RedisLink:
             # The unanswered commands fit into the buffer: this does not wait.
             try:
                 await connection.send_packed_command(packed, False)
-            except (RedisError, OSError) as failed:
+            except Exception as failed:
+                # As `_read` does. An event loop may raise a RuntimeError here: it closed the
+                # connection, and the reader has had no turn since.
                 self._give_up(connection, failed)
             except BaseException:
                 answer.cancel()

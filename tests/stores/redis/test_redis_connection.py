@@ -5,6 +5,7 @@ import gc
 from typing import Any, cast
 
 import pytest
+from redis.asyncio import connection as redis_connection
 
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.stores.redis.redis_connection import Connection, RedisLink
@@ -88,3 +89,31 @@ async def test_who_left_while_its_command_was_written_is_told_nothing(
     await link.close()
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})])
+async def test_a_command_to_a_connection_that_was_closed_just_now_fails_as_redis_is_away() -> None:
+    """The event loop of `mcp-sessions serve` raises a RuntimeError for it until the reader had its
+    turn. It ended the heartbeats of a replica whose Redis failed over.
+    """
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while received := await reader.read(1000):
+            writer.write(b"+OK\r\n" * received.count(b"*"))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port: int = server.sockets[0].getsockname()[1]
+        made: list[Any] = []
+
+        def make() -> Connection:
+            made.append(redis_connection.Connection(port=port, protocol=2, driver_info=None))
+            return cast(Connection, made[-1])
+
+        link = RedisLink(make, 60.0)
+        assert await link.call("PING") == b"OK"
+        made[-1]._writer.transport.abort()
+        with pytest.raises(StoreUnavailable):
+            await link.call("PING")
+        assert await link.call("PING") == b"OK"
+        await link.close()
