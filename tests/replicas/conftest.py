@@ -16,24 +16,13 @@ _SEEDS_ON_REAL = 1
 """A seed decides nothing there."""
 
 
-_TWO_IDS = "where messages take longer, the client may get the question under two ids"
-_MOVED = "test_who_loses_one_of_several_calls_at_another_replica_is_asked_on_another"
-_OPEN = {
-    (_MOVED, "redis"): _TWO_IDS,
-    (_MOVED, "postgres"): _TWO_IDS,
-}
-"""Test and store → the fault that it finds there now and then, and that is not cured."""
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "anyio_backend" not in metafunc.fixturenames:
         return
     kinds = [pytest.param("memory")]
     if metafunc.definition.get_closest_marker("in_process") is None:
         for name in REAL:
-            fault = _OPEN.get((metafunc.function.__name__, name))
-            known = [pytest.mark.xfail(reason=fault, strict=False)] if fault is not None else []
-            kinds.append(pytest.param(name, marks=[getattr(pytest.mark, name), *known]))
+            kinds.append(pytest.param(name, marks=getattr(pytest.mark, name)))
     metafunc.parametrize("anyio_backend", kinds, indirect=True)
 
 

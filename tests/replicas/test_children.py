@@ -206,13 +206,18 @@ async def test_a_question_reaches_the_client_whose_request_came_at_another_repli
         assert answered == {"action": "accept", "content": {"answer": "yes"}}
 
 
-async def test_who_loses_one_of_several_calls_at_another_replica_is_asked_on_another() -> None:
+async def test_who_loses_one_of_several_calls_at_another_replica_is_asked_on_another(
+    tmp_path: Path,
+) -> None:
     """The process is at one replica, and what its question may be about came at another."""
-    async with commands() as c:
+    notes = tmp_path / "notes"
+    async with commands(env={"CALLS": str(notes)}) as c:
         client, meta, _ = await at_first(c, capabilities={"elicitation": {}})
         there = c.at(1, client)
         asks = there.call("ask later", meta=meta)
+        await until(lambda: "ask later" in calls(notes), "the process has it first")
         newest = there.call("hold", meta=meta)
+        await until(lambda: "hold" in calls(notes), "the process has it next")
         await there.call("have it ask", meta=meta).result()
         newest.reply.leave()
         (question,) = [m for m in await at_most(20, asks.reply.has(1)) if "method" in m]

@@ -179,7 +179,7 @@ class Process:
         self.label = label
         self.output = Output()
         self.host = host
-        self._replica = current_host()
+        self._replica = current_host() or Host("whoever started it")
         self._program = Program(history, self._say)
         self._input: deque[bytes] = deque()
         self._unread: deque[bytes] = deque()
@@ -193,8 +193,7 @@ class Process:
 
     def _say(self, message: Json, about: object) -> None:
         self._unread.append(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
-        if self._replica is not None:
-            self._replica.enters(asyncio.get_running_loop().call_later, WAY, self._feed)
+        self._replica.enters(asyncio.get_running_loop().call_later, WAY, self._feed)
 
     def _feed(self) -> None:
         self.output.feed(self._unread.popleft())
@@ -209,9 +208,7 @@ class Process:
         """End it; its replica reads that its output ends."""
         if not self.host.is_dead:
             self.host.kill()
-            loop = asyncio.get_running_loop()
-            if self._replica is not None:
-                self._replica.enters(loop.call_later, WAY, self.output.end)
+            self._replica.enters(asyncio.get_running_loop().call_later, WAY, self.output.end)
 
     async def last_words(self) -> str:
         return "it ended"

@@ -62,6 +62,9 @@ class Backplane:
         self.loses: Callable[[bytes], bool] = _nothing_is_lost
         """Whether a message is lost; of an event its payload is asked."""
 
+        self.way = 0.0
+        """Seconds that a message takes. 0: some steps."""
+
         self.is_away = False
         """The store answers nobody."""
 
@@ -117,12 +120,19 @@ class Member:
         if self.died_at is not None or self.is_cut_off or self.is_deaf:
             return
         self._waiting.append(message)
-        if not self._delivering:
+        if self._backplane.way:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._backplane.way, self._deliver_first, context=self._context)
+        elif not self._delivering:
             self._delivering = True
             self._soon(self._backplane.chance.randrange(4))
 
     def _soon(self, left: int) -> None:
         asyncio.get_running_loop().call_soon(self._step, left, context=self._context)
+
+    def _deliver_first(self) -> None:
+        if self._waiting:
+            self._deliver(self._waiting.pop(0))
 
     def _step(self, left: int) -> None:
         if left > 0:
@@ -131,8 +141,11 @@ class Member:
         waiting, self._waiting = self._waiting, []
         self._delivering = False
         for message in waiting:
-            if self._listener is not None and self.died_at is None:
-                message(self._listener)
+            self._deliver(message)
+
+    def _deliver(self, message: Callable[[ExchangeListener], None]) -> None:
+        if self._listener is not None and self.died_at is None:
+            message(self._listener)
 
     def cut_off(self) -> None:
         """It receives nothing, and does not know."""

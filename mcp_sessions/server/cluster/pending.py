@@ -30,7 +30,11 @@ OnUpdate = Callable[[Mapping[str, Any]], Awaitable[None]]
 @dataclass(eq=False)
 class Pending:
     process: str
-    within: str | None
+    within: set[str]
+    """The requests of the receiver to which it belongs. It ends with the last of them. Empty: it
+    belongs to none.
+    """
+
     is_repeatable: bool
     on_update: OnUpdate | None
     serve: Callable[[Any, Any], Coroutine[Any, Any, RelayedOutcome]] | None
@@ -52,12 +56,15 @@ class Pending:
     is_gone: bool = field(init=False, default=False)
     """The receiver does not know it."""
 
+    has_ended: bool = field(init=False, default=False)
+    """Nobody passes its updates on any more."""
+
     result: Result | None = field(init=False, default=None)
     news: asyncio.Event = field(init=False, default_factory=asyncio.Event)
-    served: dict[str, tuple[Callable[[], None], asyncio.Task[None]]] = field(
-        init=False, default_factory=dict[str, "tuple[Callable[[], None], asyncio.Task[None]]"]
+    served: dict[str, Callable[[], None]] = field(
+        init=False, default_factory=dict[str, "Callable[[], None]"]
     )
-    """The questions within it: how the sender of each leaves, and the task."""
+    """The questions within it, each with what is called when this one ends."""
 
     def add(self, update: Update) -> None:
         if update.number and update.number <= self.newest:
@@ -77,6 +84,8 @@ class Pending:
         self.news.set()
 
     async def turn(self) -> None:
+        if self.has_ended:
+            return
         mine = asyncio.Event(), 0
         self.waiting.append(mine)
         self.news.set()
@@ -114,6 +123,9 @@ class Pending:
             self.news.set()
 
     def stop(self) -> None:
-        for leaves, task in list(self.served.values()):
-            leaves()
-            task.cancel()
+        self.has_ended = True
+        for first, _ in self.waiting:
+            if isinstance(first, asyncio.Event):
+                first.set()
+        for ends in list(self.served.values()):
+            ends()

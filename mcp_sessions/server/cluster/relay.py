@@ -1,7 +1,8 @@
 """Relay a request from one replica to another, and back: one protocol for each such conversation.
 
 The request is an :class:`Ask`. The replica that serves it sends an :class:`Update` for each message
-before its :class:`Result`. It may ask something itself meanwhile, *within* that request.
+before its :class:`Result`. It may ask something itself meanwhile, *within* that request, or within
+several requests of the same sender.
 
 Rules:
 
@@ -26,8 +27,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mcp_sessions.core.messages import encode, wire_error
@@ -39,6 +41,7 @@ from mcp_sessions.server.cluster.replica import ClusterBus
 from mcp_sessions.server.cluster.replica_messages import (
     Alive,
     Ask,
+    ClientRequest,
     Gone,
     QuestionProgress,
     RelayedRequest,
@@ -139,7 +142,7 @@ class Asker:
         if self._on_listening is not None:
             self._on_listening(is_open)
 
-    async def ask(self, request: RelayedRequest, on_update: OnUpdate) -> Result:
+    async def ask(self, request: ClientRequest, on_update: OnUpdate) -> Result:
         """Ask it something within its request. This may be sent twice, and is served once.
 
         Raises:
@@ -149,6 +152,12 @@ class Asker:
         return await self.relay.ask(
             self.process, request, on_update, within=self.name, is_repeatable=True
         )
+
+
+def _belongs_to(within: str | None, request: RelayedRequest) -> list[str]:
+    """Return the requests within which it is asked, the best first. It ends with the last one."""
+    about = reversed(request.about) if isinstance(request, ClientRequest) else ()
+    return list(dict.fromkeys([within, *about])) if within is not None else []
 
 
 class RequestRelay:
@@ -187,7 +196,9 @@ class RequestRelay:
             OutcomeUnknown: It may have run.
         """
         name = name or mint_request_id(self.bus.process)
-        pending = Pending(process, within, is_repeatable, on_update, serve)
+        pending = Pending(
+            process, set(_belongs_to(within, request)), is_repeatable, on_update, serve
+        )
         self._pending[name] = pending
         message = Ask(ask=name, within=within, request=request)
         try:
@@ -301,36 +312,45 @@ class RequestRelay:
             return None
         if message.ask in self._kept:
             return self.bus.try_send(self._kept[message.ask][0], to=sender)
-        pending = None
-        if message.within is not None:
-            pending = self._asked_of(sender, message.within)
-            serve = pending.serve if pending is not None else None
+        belongs_to = _belongs_to(message.within, message.request)
+        found = [self._asked_of(sender, name) for name in belongs_to]
+        within = [pending for pending in found if pending is not None]
+        if belongs_to:
+            serve = within[0].serve if within else None
             if serve is None:
                 ended = Result(ask=message.ask, result=None, error=_ASKER_ENDED)
                 return self.bus.try_send(ended, to=sender)
         if serve is None:
             return self.bus.try_send(Gone(ask=message.ask), to=sender)
         asker = Asker(self, sender, message.ask)
-        task = self.bus.spawn(self._serve(asker, serve, message.request, pending))
+        task = self.bus.spawn(self._serve(asker, serve, message.request, within[:1]))
         # Known from now on: it may be asked for before it has its first turn.
         self._served[asker.name] = asker, type(message.request), task
-        if pending is not None:
-            pending.served[asker.name] = asker.leaves, task
-        task.add_done_callback(lambda _: self._finished(asker, pending))
+        for pending in within:
+            pending.served[asker.name] = partial(self._left, pending, within, asker, task)
+        task.add_done_callback(lambda _: self._finished(asker, within))
         return None
 
-    def _finished(self, asker: Asker, pending: Pending | None) -> None:
+    def _left(
+        self, pending: Pending, within: list[Pending], asker: Asker, task: asyncio.Task[None]
+    ) -> None:
+        within.remove(pending)
+        if not within:
+            asker.leaves()
+            task.cancel()
+
+    def _finished(self, asker: Asker, within: list[Pending]) -> None:
         self._served.pop(asker.name, None)
-        if pending is not None:
+        for pending in within:
             pending.served.pop(asker.name, None)
 
     async def _serve(
-        self, asker: Asker, serve: Serve, request: RelayedRequest, pending: Pending | None
+        self, asker: Asker, serve: Serve, request: RelayedRequest, turn_of: Sequence[Pending]
     ) -> None:
         result: Mapping[str, Any] | None = None
         error: Mapping[str, Any] | None = None
         try:
-            if pending is not None:
+            for pending in turn_of:
                 await pending.turn()
             result, error = await serve(asker, request)
             await asker.updates_sent()
@@ -346,7 +366,10 @@ class RequestRelay:
 
     def _end_within(self, asker: Asker) -> None:
         for name, pending in self._pending.items():
-            if pending.within == asker.name:
+            if asker.name not in pending.within:
+                continue
+            pending.within.remove(asker.name)
+            if not pending.within:
                 pending.end(Result(ask=name, result=None, error=_ASKER_ENDED))
 
     def asked_for(self, sender: str, message: Alive) -> Work | None:

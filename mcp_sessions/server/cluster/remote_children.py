@@ -234,11 +234,13 @@ class RemoteChildren:
                 await call.notify(method, dict(params) if params is not None else None)
 
         async def ask_client(asker: Asker, asked: ClientRequest) -> RelayedOutcome:
-            about = [self._asking[each] for each in asked.about if each in self._asking]
+            known = (self._asking.get(each) for each in asked.about)
+            about = [each for each in known if each is not None and each.can_send_request]
             there = PeerRequest(
                 asked.method, asked.params, about=about, id=asked.id, may_move=asked.id is not None
             )
-            return await _asked_of(call, asker, there)
+            way = call if call in about or not about else about[-1]
+            return await _asked_of(way, asker, there)
 
         name = mint_request_id(self._bus.process)
         self._asking[name] = call

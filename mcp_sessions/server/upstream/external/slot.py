@@ -532,8 +532,10 @@ class Slot:
             self.asking.add(about)
         failed: PeerError | None = None
         asked = PeerRequest(method, params, on_progress=on_progress)
+        # What begins later cannot be its cause.
+        causes = list(self.calls)
         while True:
-            open_calls = [call for call in self.calls if call.can_send_request]
+            open_calls = [call for call in causes if call in self.calls and call.can_send_request]
             way: Outbound
             if about in open_calls:
                 way = about
