@@ -69,7 +69,7 @@ def conversation_key(
 
 
 def said_by(
-    rules: Sequence[Rule], meta: Mapping[str, Any], headers: Mapping[str, str]
+    rules: Sequence[Rule], meta: Mapping[str, Any], headers: Mapping[str, str | None]
 ) -> tuple[Rule, Any] | None:
     """Return the first value that is there, and its rule. None: none is."""
     for rule in rules:

@@ -42,12 +42,12 @@ def host_key(
     places: Sequence[Rule],
     params: Mapping[str, Any] | None,
     meta: Mapping[str, Any],
-    headers: Mapping[str, str],
+    headers: Mapping[str, str | None],
 ) -> RequestKey | None:
     """Return the key of a request. None: its host sends none.
 
     Args:
-        headers: Those of its own HTTP request.
+        headers: Those of its own HTTP request. None: it came with several values.
 
     Raises:
         InvalidParams: The value is no string of 1 to 256 characters. The sender expects protection.
@@ -57,9 +57,8 @@ def host_key(
         return None
     place, text = said
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_REQUEST_KEY:
-        raise InvalidParams(
-            f"the request key in {place.name} must be a string of 1 to {MAX_REQUEST_KEY} characters"
-        )
+        wanted = f"one string of 1 to {MAX_REQUEST_KEY} characters"
+        raise InvalidParams(f"the request key in {place.name} must be {wanted}")
     asked = params or {}
     turn = asked.get("requestState", asked.get("inputResponses"))
     return _named(list(place), text, turn and content_digest("", {"": turn}).hex())

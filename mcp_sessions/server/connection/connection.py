@@ -25,6 +25,7 @@ from mcp_sessions.core.messages import (
     notification_message,
     plain_draft,
 )
+from mcp_sessions.core.task import TASK, declares_tasks
 from mcp_sessions.errors import Detached, OutcomeUnknown
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
@@ -348,13 +349,17 @@ class Inbound:
             self.audit.write(is_awaited=True)
 
     def of_its_era(self, result: dict[str, Any]) -> dict[str, Any]:
-        """A result that may have been made for a request of the other era: each result of
-        the modern era says what type it is.
+        """A result that may have been made for another request, also one of the other era: each
+        result of the modern era says what type it is.
 
         Raises:
-            OutcomeUnknown: It asks for input, which no result of the handshake era does.
+            OutcomeUnknown: It asks for input, which no result of the handshake era does; or it is a
+                task, and this request's client did not declare tasks.
         """
-        if not self.peer.modern and result.get("resultType") == "input_required":
+        kind, peer = result.get("resultType"), self.peer
+        if kind == "input_required" and not peer.modern:
+            raise OutcomeUnknown
+        if kind == TASK and not (peer.modern and declares_tasks(peer.capabilities)):
             raise OutcomeUnknown
         if not self.peer.modern or "resultType" in result:
             return result

@@ -35,8 +35,6 @@ _STORED_AS = Principal(issuer="mcp-sessions", client_id="request-keys")
 _OF_NONE = frozenset({method_names.PING, method_names.DISCOVER, method_names.LISTEN})
 """Methods that a key means nothing for (KEY14), or that change nothing."""
 
-_NO_HEADERS: Mapping[str, str] = {}
-
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostKeys(Stage):
@@ -47,14 +45,22 @@ class HostKeys(Stage):
     async def before(self, call: Call) -> Outcome | None:
         request = call.request
         if request.key is None and request.method not in _OF_NONE:
-            http = call.inbound.http.request
-            # Those of a WebSocket's handshake are about none of its requests.
-            headers = http.headers if http is not None else _NO_HEADERS
+            headers = self._headers(call)
             key = host_key(self._places, request.params, request.meta, headers)
             if key is not None:
                 call.keyed = call.keyed or Keyed()
                 call.keyed.of_host = key
         return None
+
+    def _headers(self, call: Call) -> Mapping[str, str | None]:
+        """Return the headers that may have a key. One that comes with two values has none."""
+        http = call.inbound.http.request
+        if http is None:
+            # Those of a WebSocket's handshake are about none of its requests.
+            return {}
+        named = (place.name for place in self._places if place.source == "header")
+        given = ((name, {*http.headers.getlist(name)}) for name in named)
+        return {name: said.pop() if len(said) == 1 else None for name, said in given if said}
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -54,6 +54,16 @@ async def alice_in(w: World, *scopes: str) -> Carrier:
     return await w.carrier_of(user("alice", *scopes))
 
 
+class TwoHeaders:
+    """Sends the header of the key once more, as a proxy of another mind may."""
+
+    def __init__(self, inner: Carrier, second: str) -> None:
+        self._inner, self._second = inner, second
+
+    def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Reply:
+        return self._inner.send(method, path, [*headers, (HEADER, self._second)], body)
+
+
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("place", ["key", "member"])
 async def test_a_key_counts_for_its_principal_on_any_connection(era: Era, place: str) -> None:
@@ -123,6 +133,19 @@ async def test_a_malformed_key_is_refused(era: Era, wrong: str) -> None:
             error = await (await sent(await alice_in(w), era, text="hi", **options)).error()
             assert error["code"] == -32602
         assert w.box.calls == []
+
+
+@pytest.mark.parametrize(("second", "is_refused"), [("j", True), ("", True), ("k", False)])
+async def test_a_header_with_two_values_is_no_key(second: str, is_refused: bool) -> None:
+    """KEY15: nobody can say which of them its sender means."""
+    async with world(request_keys=ON) as w:
+        carrier = TwoHeaders(await alice_in(w), second)
+        sending = ModernClient(carrier).call("echo", {"text": "hi"}, headers={HEADER: "k"})
+        if is_refused:
+            assert (await sending.error())["code"] == -32602
+        else:
+            assert (await sending.result())["content"][0]["text"] == "hi"
+        assert w.box.calls == ([] if is_refused else ["echo"])
 
 
 async def test_a_key_means_nothing_unless_its_place_is_named() -> None:
@@ -260,6 +283,25 @@ async def test_a_call_that_became_a_task_is_answered_with_it_again() -> None:
         # The host names the same use of a tool in its polls.
         again = await client.send("tasks/get", named(one), meta={MEMBER: "k"}).result()
         assert again == polled
+        assert w.box.calls == ["wait"]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+@pytest.mark.parametrize("era", ERAS)
+async def test_who_does_not_declare_tasks_gets_none_by_a_key(era: Era, is_over: bool) -> None:
+    """KEY11: such a client has no way to poll it, and the call does not run again."""
+    async with world(request_keys=ON, tasks=TaskPolicy(after=0.05)) as w:
+        alice = await alice_in(w)
+        client = ModernClient(alice, capabilities=CAPABILITIES)
+        first = client.call("wait", {"gate": "g"}, meta={MEMBER: "k"})
+        if is_over:
+            assert (await first.result())["resultType"] == "task"
+        else:
+            async with asyncio.timeout(30):
+                await w.box.gate("g").started.wait()
+        error = await (await sent(alice, era, "wait", member="k", gate="g")).error()
+        assert error["code"] == UNKNOWN
+        assert (await first.result())["resultType"] == "task"
         assert w.box.calls == ["wait"]
 
 
