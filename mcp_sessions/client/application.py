@@ -218,7 +218,6 @@ class Callbacks:
 class Application:
     _callbacks: Callbacks
     _runtime: Runtime
-    deliver: Callable[[Json], Awaitable[None]] = field(init=False)
     hang_up: Callable[[], Awaitable[None]] = field(init=False)
     loss: Loss | None = field(init=False, default=None)
     """Its connection is lost, and ``on_resume`` did not follow so far."""
@@ -233,7 +232,13 @@ class Application:
     """Why its side was ended, and what to do, if not for the server's end."""
 
     def __post_init__(self) -> None:
-        self.deliver, self.hang_up = self._callbacks.deliver, self._callbacks.hang_up
+        self.hang_up = self._callbacks.hang_up
+
+    async def deliver(self, message: Json) -> None:
+        if message.get("method") == method_names.TOOLS_CHANGED:
+            # Until it is listed again, nobody knows whether a tool may run again.
+            self._safe_tools.clear()
+        await self._callbacks.deliver(message)
 
     def asks(self, message: Json, headers: Mapping[str, str], *, now: float) -> PendingRequest:
         pending = PendingRequest(message["id"], message, headers, asked_at=now)
@@ -266,14 +271,26 @@ class Application:
         """Whether a call whose outcome is unknown is sent again, as if it was not sent before. A
         host that manages its sessions decides that by itself.
         """
-        name = name_in(pending.method, pending.message.get("params"))
-        is_safe = pending.method == method_names.CALL_TOOL and name in self._safe_tools
-        if not is_safe or pending.is_hosts or self._runtime.policy.repeat != "safe":
+        if pending.is_hosts or pending.first_sent is None:
             return False
-        if pending.runs >= _RUNS or pending.first_sent is None:
+        if not self.may_run_again(pending.message, pending.runs):
+            return False
+        pending.begin_anew()
+        return True
+
+    def may_run_again(self, message: Json, runs: int) -> bool:
+        """Whether a message is a call of a tool that allows it.
+
+        Args:
+            runs: How often it was sent again already.
+        """
+        method = str(message.get("method"))
+        is_safe = method == method_names.CALL_TOOL and (
+            name_in(method, message.get("params")) in self._safe_tools
+        )
+        if not is_safe or runs >= _RUNS or self._runtime.policy.repeat != "safe":
             return False
         logger.info("the outcome of a call is unknown: it is sent again, since its tool allows it")
-        pending.begin_anew()
         return True
 
     async def give_up_on(self, pending: PendingRequest, cause: str = "") -> None:

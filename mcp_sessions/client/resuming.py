@@ -171,6 +171,12 @@ class ResumingClient:
         if pending is not None:
             await pending.settled.wait()
 
+    def may_run_again(self, message: Json, runs: int) -> bool:
+        """See :meth:`Application.may_run_again`. A host that manages its sessions decides that by
+        itself.
+        """
+        return not self._peer.sessions.is_manager and self._app.may_run_again(message, runs)
+
     def waiting(self) -> list[PendingRequest]:
         return [p for p in self._app.requests if p.method != method_names.LISTEN]
 

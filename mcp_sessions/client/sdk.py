@@ -197,7 +197,9 @@ class ResumableTransport(AbstractAsyncContextManager[SdkStreams]):
             runtime = Runtime(self._policy, tasks)
             client = ResumingClient(self._dialers, runtime, callbacks, slot=slot)
             open_tasks = OpenTasks(slot)
-            calls = TaskCalls(client.take, deliver, tasks.start_soon, open_tasks)
+            calls = TaskCalls(
+                client.take, deliver, tasks.start_soon, open_tasks, client.may_run_again
+            )
             await client.start()
             await open_tasks.load()
             tasks.start_soon(pump)

@@ -10,7 +10,8 @@ It stands between the application and the client that resumes. Rules, owned by
    any more has an unknown outcome (-31012).
 4. A call that the application cancels cancels its task.
 5. A task is remembered until its outcome is here, or its cancellation was answered.
-6. What the session's log says of a task ends the wait for the next poll. Only an application that
+6. A call whose task has an unknown outcome is sent again if its tool allows that, as other calls.
+7. What the session's log says of a task ends the wait for the next poll. Only an application that
    declares the extension itself gets that message.
 
 A task may outlive the program: a jar keeps its id for the next run. The server has no list of
@@ -35,6 +36,7 @@ from mcp_sessions.client.messages import (
     Envelope,
     marked,
     modern_headers,
+    says_unknown,
 )
 from mcp_sessions.core.messages import (
     PROTOCOL_VERSION_META,
@@ -119,6 +121,13 @@ class _Call:
     answered: frozenset[str] = frozenset()
     """Questions that were answered. The server may show them once more."""
 
+    message: Json | None = None
+    """What was sent. None: the call is of an earlier run, or goes on with answers."""
+
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    runs: int = 0
+    """How often it was sent again, since its tool allows that."""
+
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     changed: anyio.Event = field(default_factory=anyio.Event)
 
@@ -136,6 +145,7 @@ class TaskCalls:
         deliver: Callable[[Json], Awaitable[None]],
         start: Callable[..., object],
         open_tasks: OpenTasks,
+        may_run_again: Callable[[Json, int], bool],
     ) -> None:
         """Stand between the two.
 
@@ -144,8 +154,10 @@ class TaskCalls:
             deliver: Gives a message to the application.
             start: Runs a function in the background, with its arguments.
             open_tasks: Remembers tasks for the next run.
+            may_run_again: Whether a call whose outcome is unknown is sent again, that was already
+                sent again so often.
         """
-        self.open_tasks = open_tasks
+        self.open_tasks, self._may_run_again = open_tasks, may_run_again
         self._envelope: Envelope | None = None
         self._send, self._deliver, self._start = send, deliver, start
         self._calls: dict[RequestId, _Call] = {}
@@ -179,6 +191,7 @@ class TaskCalls:
                         self._start(self._go_on, message["id"], call, answers)
                         return
                     message = marked(message, call.envelope.meta)
+                    call.message, call.headers = message, headers
             case method_names.CANCELLED:
                 call = self._calls.pop(params.get("requestId", ""), None)
                 if call is not None and call.task_id is not None:
@@ -237,6 +250,14 @@ class TaskCalls:
         self, request_id: RequestId, call: _Call, shown: Mapping[str, Any]
     ) -> None:
         outcome = await self._outcome_of(call, shown)
+        sent, runs = call.message, call.runs
+        is_lost = request_id in self._calls and says_unknown(members_of(outcome.get("error")))
+        if is_lost and sent is not None and self._may_run_again(sent, runs):
+            self._calls[request_id] = _Call(
+                call.envelope, call.params, message=sent, headers=call.headers, runs=runs + 1
+            )
+            await self._send(sent, call.headers)
+            return
         if self._calls.pop(request_id, None) is not None:
             await self._deliver({"jsonrpc": "2.0", "id": request_id, **outcome})
 

@@ -8,9 +8,15 @@ from mcp import Client, MCPError
 from mcp.server import MCPServer
 from mcp_types import ToolAnnotations
 
-from mcp_sessions import ReconnectPolicy, SessionLayer, is_outcome_unknown, resumable
+from mcp_sessions import (
+    ReconnectPolicy,
+    SessionLayer,
+    TaskPolicy,
+    is_outcome_unknown,
+    resumable,
+)
 from tests.support.duplex import listening
-from tests.support.resuming import MODES, text_of
+from tests.support.resuming import MODES, Received, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +29,7 @@ HINTS = {
 SAFE = {"reads", "sets"}
 
 
-def layer_of(runs: Counter[str], *, lost: int) -> SessionLayer:
+def layer_of(runs: Counter[str], *, lost: int, as_tasks: bool = False) -> SessionLayer:
     """A server that loses the outcomes of the first runs of each tool."""
     mcp = MCPServer("notes")
 
@@ -39,7 +45,8 @@ def layer_of(runs: Counter[str], *, lost: int) -> SessionLayer:
 
     for name, hints in HINTS.items():
         add(name, hints)
-    return SessionLayer(mcp)
+    tasks = TaskPolicy(always=set(HINTS), poll_interval=0.02) if as_tasks else None
+    return SessionLayer(mcp, tasks=tasks)
 
 
 async def calls(
@@ -49,15 +56,22 @@ async def calls(
     *,
     lost: int,
     lists: bool = True,
+    as_tasks: bool = False,
+    changes: bool = False,
 ) -> dict[str, str]:
     """What a client gets for one call of each tool."""
-    layer, got = layer_of(runs, lost=lost), dict[str, str]()
+    layer, got = layer_of(runs, lost=lost, as_tasks=as_tasks), dict[str, str]()
+    received = Received()
     policy = ReconnectPolicy(repeat=repeat)
     async with layer.lifespan(), listening(layer.asgi_app()) as port:
         transport = resumable(f"http://127.0.0.1:{port}/mcp", policy=policy)
-        async with Client(transport, mode=mode) as client:
+        async with Client(transport, mode=mode, message_handler=received.on_message) as client:
             if lists:
                 await client.list_tools()
+            if changes:
+                await layer.notify_tools_changed()
+                changed = "notifications/tools/list_changed"
+                await received.has(lambda: changed in received.methods, changed)
             for name in HINTS:
                 try:
                     result = await client.call_tool(name, {})
@@ -74,6 +88,19 @@ async def test_a_call_of_a_safe_tool_is_sent_again_and_no_other(mode: str) -> No
     got = await calls(runs, mode, "safe", lost=1)
     assert got == {name: "2" if name in SAFE else "unknown" for name in HINTS}
     assert runs == {name: 2 if name in SAFE else 1 for name in HINTS}
+
+
+async def test_a_call_that_became_a_task_is_sent_again_all_the_same() -> None:
+    runs = Counter[str]()
+    got = await calls(runs, "auto", "safe", lost=1, as_tasks=True)
+    assert got == {name: "2" if name in SAFE else "unknown" for name in HINTS}
+    assert runs == {name: 2 if name in SAFE else 1 for name in HINTS}
+
+
+async def test_what_the_list_said_counts_only_until_it_has_changed() -> None:
+    runs = Counter[str]()
+    got = await calls(runs, "legacy", "safe", lost=1, changes=True)
+    assert set(got.values()) == {"unknown"} and set(runs.values()) == {1}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -148,10 +148,18 @@ class Wire:
 
 
 @asynccontextmanager
-async def by_hand(*, server_has_tasks: bool = True) -> AsyncGenerator[tuple[Wire, TaskCalls]]:
+async def by_hand(
+    *, server_has_tasks: bool = True, may_run: int = 1
+) -> AsyncGenerator[tuple[Wire, TaskCalls]]:
+    """Args:
+    may_run: How often a call may run.
+    """
     wire = Wire()
     async with anyio.create_task_group() as group:
-        calls = TaskCalls(wire.send, wire.deliver, group.start_soon, OpenTasks(None))
+        tasks = OpenTasks(None)
+        calls = TaskCalls(
+            wire.send, wire.deliver, group.start_soon, tasks, lambda _, runs: runs + 1 < may_run
+        )
         await calls.send(request(0, "server/discover", {}), {})
         extensions: Json = {TASKS: {}} if server_has_tasks else {}
         await calls.receive(answer(0, {"capabilities": {"extensions": extensions}}))
@@ -214,6 +222,26 @@ async def test_a_poll_that_failed_is_sent_again_and_names_the_task_in_its_header
         await calls.receive(answer(wire.sent[-1]["id"], done))
         await wire.has_delivered()
         assert wire.delivered == [answer(1, {"resultType": "complete", "content": []})]
+
+
+async def test_a_call_whose_task_was_lost_is_sent_again_as_often_as_its_tool_may_run() -> None:
+    """KEY17."""
+    lost: Json = {"status": "failed", "error": {"code": -31012, "message": "Outcome unknown"}}
+    async with by_hand(may_run=2) as (wire, calls):
+        await calls.send(CALL, {"name": "value"})
+        for run in ("first", "second"):
+            assert wire.sent[-1]["method"] == "tools/call"
+            assert (wire.sent[-1], wire.headers[-1]) == (wire.sent[0], {"name": "value"})
+            assert wire.delivered == []
+            count = len(wire.sent)
+            await calls.receive(answer(1, {**CREATED, "taskId": run}))
+            poll = await wire.has_sent(count + 1)
+            assert poll["params"]["taskId"] == run
+            await calls.receive(answer(poll["id"], {"taskId": run, **lost}))
+            if run == "first":
+                await wire.has_sent(count + 2)
+        assert (await wire.has_delivered())["error"]["code"] == -31012
+        assert calls.open_tasks.all() == ()
 
 
 @pytest.mark.parametrize(

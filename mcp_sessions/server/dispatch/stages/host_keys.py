@@ -5,8 +5,9 @@ Rules, owned by ``tests/server/dispatch/stages/test_host_keys.py``:
 1. In a session of the client's, it is a request key of that session.
 2. Otherwise it counts among the requests of its principal; of these, among those of one
    conversation.
-3. Without authentication it counts in the conversation, or in the session of ``Mcp-Session-Id``.
-   If there is neither, it counts for nobody: the key of a stranger would have somebody's answer.
+3. Without authentication it counts in the conversation, or in the session of ``Mcp-Session-Id``, or
+   on the pipe that it came by. Else it counts for nobody: the key of a stranger would have
+   somebody's answer.
 """
 
 from __future__ import annotations
@@ -122,5 +123,11 @@ def _scope_of(call: Call, key: RequestKey) -> tuple[KeyScope, RequestKey] | None
         return KeyScope(own, Mode.KEYS, _STORED_AS), key
     if conversation is not None:
         return KeyScope(home_of(conversation.session_id), Mode.KEYS, _STORED_AS), key
-    session_id = connection.transport_session if connection is not None else None
-    return (KeyScope(session_id, Mode.TRANSPORT, principal), key) if session_id else None
+    if connection is None:
+        return None
+    if connection.transport_session is not None:
+        return KeyScope(connection.transport_session, Mode.TRANSPORT, principal), key
+    if call.inbound.scope is None:
+        # At the other end of a pipe there is no stranger.
+        return KeyScope(home_of("connection", connection.id), Mode.KEYS, _STORED_AS), key
+    return None
