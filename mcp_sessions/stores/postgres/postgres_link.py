@@ -144,19 +144,23 @@ class PostgresLink:
                 raise type(self._failed)(*self._failed.args)
             try:
                 async with asyncio.timeout(self.timeout):
-                    self._pool = await asyncpg.create_pool(
+                    pool = await asyncpg.create_pool(
                         self._url,
-                        min_size=1,
+                        # With one that it keeps, it logs a traceback for each attempt to make it.
+                        min_size=0,
                         max_size=MOST,
                         timeout=self.timeout,
                         command_timeout=self.timeout,
                         connection_class=_Connection,
                         server_settings=self._settings(),
                     )
+                    async with pool.acquire():
+                        pass
             except FAILURES as failed:
                 self._failed, self._rests_until = self.explained(failed), loop.time() + REST
                 raise self._failed from failed
-            return self._pool
+            self._pool = pool
+            return pool
 
     async def fetch(self, sql: str, *values: Any) -> list[asyncpg.Record]:
         """Send one statement; its rows.

@@ -56,7 +56,10 @@ def away(server: PostgresServer, how: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "suspended"])
-async def test_every_call_fails_in_time_and_goes_on_afterwards(how: str) -> None:
+async def test_every_call_fails_in_time_and_goes_on_afterwards(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has lines of ours alone: the driver wrote a traceback for each of its attempts."""
     async with used() as (server, store, session_id):
         stored = await store.append(session_id, Draft(b"{}"), now=NOW)
         assert stored is not None
@@ -83,6 +86,7 @@ async def test_every_call_fails_in_time_and_goes_on_afterwards(how: str) -> None
         assert refusal is None
         # What was sent before it stood still may have been done: it is there once, in order.
         assert [event.number for event in events] == list(range(2, head.number + 1))
+    assert [record.name for record in caplog.records if record.name.startswith("asyncpg")] == []
 
 
 class Listener:
