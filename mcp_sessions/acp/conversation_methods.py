@@ -325,8 +325,10 @@ class Openings:
                 if conversation.link is link:
                     try:
                         await self._detach(conversation, link)
-                    except StoreUnavailable:
-                        logger.exception("a conversation could not be released in the store")
+                    except StoreUnavailable as failed:
+                        logger.error(
+                            "a conversation could not be released in the store: %s", failed
+                        )
 
     async def _detach(self, conversation: OpenConversation, link: Link) -> None:
         agent_id = conversation.agent_id

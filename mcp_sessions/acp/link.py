@@ -401,8 +401,8 @@ class Link:
             incoming.refuse(error)
         except WireError as error:
             incoming.refuse(acp_errors.of_wire_error(error))
-        except StoreUnavailable:
-            logger.exception("the store failed during %s", incoming.method)
+        except StoreUnavailable as failed:
+            logger.error("the store failed during %s: %s", incoming.method, failed)
             incoming.refuse(acp_errors.store_unavailable())
         except asyncio.CancelledError:
             incoming.refuse(acp_errors.internal_error("the agent is shutting down"))

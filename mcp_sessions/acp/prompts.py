@@ -101,9 +101,9 @@ class Prompts:
         try:
             # Updates of another process, for example, come before the answer.
             await conversation.catch_up()
-        except StoreUnavailable:
+        except StoreUnavailable as failed:
             # Nothing of this turn is missing: each of its updates was stored.
-            logger.exception("the record could not be read again at the end of a prompt")
+            logger.error("the record could not be read again at the end of a prompt: %s", failed)
         if task.cancelled():
             if turn.cancelled:
                 return {"stopReason": "cancelled"}
@@ -126,8 +126,8 @@ class Prompts:
                 if record is not None and title and not record.state.values.get(catalogue.TITLE):
                     known[catalogue.TITLE] = title
             await self._store.change_state(conversation.session_id, known, ())
-        except StoreUnavailable:
-            logger.exception("a conversation's title or date could not be stored")
+        except StoreUnavailable as failed:
+            logger.error("a conversation's title or date could not be stored: %s", failed)
 
     async def cancel(self, link: Link, params: Mapping[str, Any]) -> None:
         conversation = self._registry.conversation_of(link, params.get("sessionId"))

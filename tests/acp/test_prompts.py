@@ -252,8 +252,10 @@ async def test_an_agent_whose_task_ends_itself_is_an_error_too() -> None:
         )
 
 
-async def test_a_message_that_cannot_be_stored_does_not_reach_the_agent() -> None:
-    """A full disk: a clear error, and what was there before is there after."""
+async def test_a_message_that_cannot_be_stored_does_not_reach_the_agent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A full disk: a clear error, one line in the log, and what was there before is there after."""
     store = Faulty()
     agent = ScriptedAgent()
     async with conversation(agent, store) as client:
@@ -264,6 +266,11 @@ async def test_a_message_that_cannot_be_stored_does_not_reach_the_agent() -> Non
         assert (refused.code, refused.data) == (-32603, {"reason": "store_unavailable"})
         assert "stored" in refused.message
         assert len([name for name, _ in agent.calls if name == "prompt"]) == 1
+        said = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert [record.getMessage() for record in said] == [
+            "the store failed during session/prompt: no space left on device"
+        ]
+        assert [record.exc_info for record in said] == [None]
 
         store.refuses = []
         await client.prompt(session_id, "fits again")

@@ -68,6 +68,9 @@ _KINDS_FOR_CLIENTS = {
 _COMES_BACK = "57P"
 """A server that comes back by itself."""
 
+_OF_A_CONNECTION = "08"
+"""The driver's own: the connection broke, and nothing was answered."""
+
 
 _UNDONE_BY_OTHERS = (
     asyncpg.DeadlockDetectedError,
@@ -216,7 +219,8 @@ class PostgresLink:
                     if beginning == _COMES_BACK:
                         return StoreUnavailable(text)
                     return StoreRefused(text, _KINDS_FOR_CLIENTS.get(beginning))
-            return StoreUnavailable(f"{self.name} answered with the error {code}")
+            if not code.startswith(_OF_A_CONNECTION):
+                return StoreUnavailable(f"{self.name} answered with the error {code}")
         if isinstance(failed, ConnectionRefusedError):
             return StoreUnavailable(f"{self.name} takes no connections: is it running?")
         return StoreUnavailable(f"the connection to {self.name} failed: {type(failed).__name__}")

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+import asyncpg
 import pytest
 
 from mcp_sessions.core.log import Draft, LoggedEvent
@@ -14,6 +15,7 @@ from mcp_sessions.errors import ConfigurationError, Refusal, StoreRefused, Store
 from mcp_sessions.ids import EVENTS, Position, RequestKey, SessionId, StreamName, parse_position
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.postgres import PostgresStore
+from mcp_sessions.stores.postgres.postgres_link import PostgresLink
 from mcp_sessions.stores.records import Attachment
 from tests.stores.opening import NOW, POLICY, new, opened
 from tests.support.postgres_server import PostgresServer, postgres_server, postgres_store, schema
@@ -179,6 +181,13 @@ async def test_a_connection_that_is_terminated_loses_nothing() -> None:
                     or [each.number for each in listener.events] == list(range(1, head.number + 1))
                 )
             )
+
+
+async def test_a_connection_that_broke_is_no_answer_of_the_server() -> None:
+    """The driver has a code for it, which an operator looked for in the log of the server."""
+    link = PostgresLink("postgresql://somebody@127.0.0.1:5432/sessions", "sessions", TIMEOUT)
+    said = str(link.explained(asyncpg.ConnectionDoesNotExistError("closed")))
+    assert said.startswith("the connection to Postgres at 127.0.0.1:5432 failed: ")
 
 
 async def test_tables_of_a_newer_release_are_not_touched() -> None:
