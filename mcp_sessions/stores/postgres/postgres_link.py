@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import asyncpg
+from asyncpg.pool import PoolConnectionProxy
 
 from mcp_sessions.errors import ConfigurationError, StoreRefused, StoreUnavailable
+
+_T = TypeVar("_T")
 
 TIMEOUT = 3.0
 """Seconds that an answer, or a connection, may take if nothing else is said."""
@@ -165,6 +169,17 @@ class PostgresLink:
             self._pool = pool
             return pool
 
+    async def _asked(
+        self, pool: asyncpg.Pool[Any], send: Callable[[PoolConnectionProxy[Any]], Awaitable[_T]]
+    ) -> _T:
+        async with pool.acquire(timeout=self.timeout) as connection:
+            try:
+                return await send(connection)
+            except (TimeoutError, asyncio.CancelledError):
+                # The pool would wait for its answer as long again.
+                connection.terminate()
+                raise
+
     async def fetch(self, sql: str, *values: Any) -> list[asyncpg.Record]:
         """Send one statement; its rows.
 
@@ -176,8 +191,7 @@ class PostgresLink:
         for left in range(_UNDONE, -1, -1):
             pool = self._pool if self._pool is not None else await self._opened()
             try:
-                async with pool.acquire(timeout=self.timeout) as connection:
-                    return await connection.fetch(sql, *values)
+                return await self._asked(pool, lambda connection: connection.fetch(sql, *values))
             except _UNDONE_BY_OTHERS as undone:
                 if not left:
                     raise self.explained(undone) from undone
@@ -190,8 +204,7 @@ class PostgresLink:
         """Send a script without values: one transaction."""
         pool = await self._opened()
         try:
-            async with pool.acquire(timeout=self.timeout) as connection:
-                await connection.execute(script)
+            await self._asked(pool, lambda connection: connection.execute(script))
         except FAILURES as failed:
             raise self.explained(failed) from failed
 

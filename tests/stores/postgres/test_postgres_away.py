@@ -91,6 +91,24 @@ async def test_every_call_fails_in_time_and_goes_on_afterwards(
     assert [record.name for record in caplog.records if record.name.startswith("asyncpg")] == []
 
 
+async def test_a_call_that_is_given_up_ends_at_once() -> None:
+    """The server stands still. The pool waited for its answer, to take the connection back."""
+    with postgres_server() as server:
+        async with opened(PostgresStore(server.url, timeout=300.0)) as store:
+            session_id = await new(store)
+            server.suspend()
+            try:
+                call = asyncio.create_task(store.load(session_id, now=NOW))
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                call.cancel()
+                await asyncio.wait({call}, timeout=30)
+                assert call.cancelled()
+            finally:
+                server.resume()
+            assert await back(lambda: store.load(session_id, now=NOW))
+
+
 class Listener:
     def __init__(self) -> None:
         self.messages: list[bytes] = []
