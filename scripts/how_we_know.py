@@ -135,6 +135,10 @@ what the old session had is lost. Other programs used the machine meanwhile, so 
   checks that it hears itself.
 * A client had several calls at a command, and answered a question. The answer was accepted, and
   reached nobody: the call that had the question had ended. Its seeds are kept as tests.
+* A client had several calls at another replica than its command. One of them ended just as the
+  command asked. The client was asked twice, under two ids, and one answer was lost.
+* Redis failed over, and a replica wrote to a connection that was closed just then. The event loop
+  raised an error that was not taken for a Redis that is away. The campaign found it with seed 5043.
 * Of {defects[all]} old faults that were put back, the simulation found {defects[found]}.
 
 These changes still pass all tests near them. Most of them change nothing that a caller sees:
