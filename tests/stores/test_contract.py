@@ -32,6 +32,8 @@ def every_check_of_every_store() -> Iterator[object]:
 
 
 @pytest.mark.anyio
+# Some checks take 2,000 steps of a store, one after the other.
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("make", "check"), list(every_check_of_every_store()))
 async def test_a_store_keeps_the_contract(make: MakeStore, check: Check) -> None:
     """The name of the check is the rule; its docstring cites the clauses."""
