@@ -8,46 +8,34 @@ anew. No lock is held while a process thinks, and a step is two round trips.
 
 from __future__ import annotations
 
-import heapq
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from mcp_sessions.core.life import asleep_by, has_come, idle_time, new_life, unused_by
-from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, LoggedEvent, Window
+from mcp_sessions.core.log import UNBOUNDED, EventLog
 from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import UNNAMED, Mode
-from mcp_sessions.errors import Refusal, StoreRefused, StoreUnavailable
+from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
-    ConnectionId,
     FencingEpoch,
-    Position,
-    RequestKey,
     SessionId,
     StreamName,
-    parse_position,
 )
 from mcp_sessions.locks import Locks
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.limits import check_peer, check_sessions
-from mcp_sessions.stores.memory.memory_store import MemoryStore
-from mcp_sessions.stores.memory.tables import MemorySession, Owner
-from mcp_sessions.stores.record_changes import RecordChange
 from mcp_sessions.stores.records import (
     Admitted,
-    Appended,
     AppendedChange,
-    Attached,
     Audience,
     CurrentUse,
-    Data,
     Peer,
-    Relayed,
     ServerChange,
     SessionRecord,
     StreamHead,
@@ -68,6 +56,7 @@ from mcp_sessions.stores.sql.session_rows import (
     stored,
     uri_tags,
 )
+from mcp_sessions.stores.sql.steps import NOTHING, Steps, Working
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +73,6 @@ _BUSY = "other processes change the same rows all the time"
 
 _CANDIDATES = 2_048
 """Sessions that are looked at when room has to be made."""
-
-_NOTHING = Wanted()
 
 
 class Engine(Protocol):
@@ -136,45 +123,7 @@ class Engine(Protocol):
         ...
 
 
-class Working(MemoryStore):
-    """The store in memory, with the sessions of one step in it."""
-
-    def __init__(self, served: MemoryStore | None = None) -> None:
-        """Begin with no session.
-
-        Args:
-            served: Serve within the limits of that one.
-        """
-        super().__init__()
-        if served is not None:
-            self._policy, self._idle_times = served._policy, served._idle_times
-            self._window = served._window
-
-    @property
-    def window(self) -> Window:
-        return self._window
-
-    def slept(self, by: float) -> None:
-        """Sessions were made to sleep up to that deadline."""
-        self._slept_by = by
-
-    def hold(self, before: Stored) -> None:
-        session_id, principal = before.session.record.session_id, before.session.record.principal
-        self._sessions[session_id] = before.session
-        owner = self._by_principal.setdefault(principal, Owner(principal))
-        owner.sessions += 1
-        if before.carried:
-            self._relayed[session_id] = dict(before.carried)
-        heapq.heappush(self._deadlines, (before.session.record.life.expires_at, session_id))
-
-    def session(self, session_id: SessionId) -> MemorySession | None:
-        return self._sessions.get(session_id)
-
-    def carried(self, session_id: SessionId) -> Mapping[SessionId, Position]:
-        return self._relayed.get(session_id, {})
-
-
-class SqlStore:
+class SqlStore(Steps):
     """A :class:`~mcp_sessions.stores.contract.SessionStore` over an :class:`Engine`."""
 
     remembers = True
@@ -187,10 +136,6 @@ class SqlStore:
         self._turns = Locks[SessionId]()
         self._creating = Locks[None]()
         self._slept_by = float("-inf")
-
-    async def _now(self, now: float) -> float:
-        """``now`` by the clock that counts."""
-        return now
 
     async def open(self, policy: SessionPolicy) -> None:
         self._policy = policy
@@ -223,7 +168,7 @@ class SqlStore:
                 logger.error("a session could not be read: %s", type(failed).__name__)
                 broken.append(each)
                 continue
-            working.hold(before)
+            working.hold(before.session, before.carried)
             held.append(before)
         return working, held
 
@@ -247,7 +192,7 @@ class SqlStore:
         session_id: SessionId,
         work: Callable[[Working], Awaitable[T]],
         *,
-        wanted: Wanted = _NOTHING,
+        wanted: Wanted = NOTHING,
         now: float = 0.0,
     ) -> T:
         """Do a step of one session."""
@@ -269,7 +214,7 @@ class SqlStore:
         session_id: SessionId,
         work: Callable[[Working], Awaitable[T]],
         *,
-        wanted: Wanted = _NOTHING,
+        wanted: Wanted = NOTHING,
     ) -> T:
         """Do a step that only reads."""
         while True:
@@ -299,7 +244,7 @@ class SqlStore:
         for _ in range(TRIES):
             left = limit - len(done)
             broken: list[Found] = []
-            working, held = self._working(await find(left), _NOTHING, broken)
+            working, held = self._working(await find(left), NOTHING, broken)
             ended = {record.session_id: record for record in await work(working, left)}
             changes = _changes(working, held, now)
             if changes:
@@ -321,14 +266,14 @@ class SqlStore:
         somebody changed meanwhile.
         """
         for _ in range(TRIES):
-            working, held = self._working(found, _NOTHING, [])
+            working, held = self._working(found, NOTHING, [])
             await work(working)
             changes = _changes(working, held, now)
             written = await self._engine.write(changes) if changes else set[SessionId]()
             lost = {SessionId(each.row.sid) for each in changes} - written
             if not lost:
                 return
-            found = await self._engine.read(lost, _NOTHING)
+            found = await self._engine.read(lost, NOTHING)
         raise StoreUnavailable(_BUSY)
 
     # --- lives -----------------------------------------------------------------------------------
@@ -347,7 +292,7 @@ class SqlStore:
         async with self._creating.of(None):
             for _ in range(TRIES):
                 if session_id is not None:
-                    known = await self._engine.read([session_id], _NOTHING)
+                    known = await self._engine.read([session_id], NOTHING)
                     if known and not has_come(known[0].row.expires_at, now):
                         return self._record(known[0].row)
                     if known:
@@ -396,7 +341,7 @@ class SqlStore:
                 fencing_epoch=fencing_epoch, key=key,
             )  # fmt: skip
 
-        wanted = Wanted(request_key=key.key) if key is not None else _NOTHING
+        wanted = Wanted(request_key=key.key) if key is not None else NOTHING
         return await self._step(session_id, work, wanted=wanted, now=now)
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
@@ -404,7 +349,7 @@ class SqlStore:
         ids = list(session_ids)
         for start in range(0, len(ids), PAGE):
             some = ids[start : start + PAGE]
-            found = await self._engine.read(some, _NOTHING)
+            found = await self._engine.read(some, NOTHING)
             await self._on_each(found, lambda working: working.touch(ids, now=now), now)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
@@ -493,19 +438,6 @@ class SqlStore:
 
     # --- events ------------------------------------------------------------------------------
 
-    async def append(
-        self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
-    ) -> Appended | None:
-        now = await self._now(now)
-        key = (draft.origin, draft.key) if draft.key is not None else None
-        name = draft.name if draft.since is not None else None
-        return await self._step(
-            session_id,
-            lambda working: working.append(session_id, draft, now=now, stream=stream),
-            wanted=Wanted(stream=stream, log=True, key=key, name=name),
-            now=now,
-        )
-
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
         if change.uri is not None:
             (tag,) = uri_tags([change.uri])
@@ -550,36 +482,11 @@ class SqlStore:
             raise StoreUnavailable(_BUSY)
         return [done[session_id] for session_id in session_ids if session_id in done]
 
-    async def read(
-        self,
-        session_id: SessionId,
-        after: str | None,
-        *,
-        now: float,
-        stream: StreamName = EVENTS,
-        limit: int | None = None,
-    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        now = await self._now(now)
-        position = parse_position(after) if after is not None else None
-        number = position.number if position is not None else None
-        return await self._look(
-            session_id,
-            lambda working: working.read(session_id, after, now=now, stream=stream, limit=limit),
-            wanted=Wanted(stream=stream, log=True, after=number, limit=limit),
-        )
-
-    async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
-        return await self._look(
-            session_id,
-            lambda working: working.head(session_id, stream=stream),
-            wanted=Wanted(stream=stream),
-        )
-
     async def heads(self, streams: Sequence[tuple[SessionId, StreamName]]) -> Sequence[StreamHead]:
         heads: list[StreamHead] = []
         for start in range(0, len(streams), PAGE):
             some = streams[start : start + PAGE]
-            found = await self._engine.read({each for each, _ in some}, _NOTHING)
+            found = await self._engine.read({each for each, _ in some}, NOTHING)
             readable: list[Found] = []
             broken: set[str] = set()
             for each in found:
@@ -590,7 +497,7 @@ class SqlStore:
                     broken.add(each.row.sid)
                 else:
                     readable.append(each)
-            working, held = self._working(readable, _NOTHING)
+            working, held = self._working(readable, NOTHING)
             renewed = [each for each in held if each.is_renewed]
             if renewed:
                 await self._engine.write(_changes(working, renewed, 0.0))
@@ -601,83 +508,6 @@ class SqlStore:
                 heads.append(StreamHead(True, None) if session_id in broken else head)
         return heads
 
-    async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
-        return await self._step(session_id, lambda working: working.open_stream(session_id, stream))
-
-    async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
-        await self._step(session_id, lambda working: working.drop_stream(session_id, stream))
-
-    async def drop_origin(
-        self,
-        session_id: SessionId,
-        origin: SessionId,
-        *,
-        stream: StreamName = GET_STREAM,
-        fencing_epoch: FencingEpoch | None = None,
-    ) -> None:
-        await self._step(
-            session_id,
-            lambda working: working.drop_origin(
-                session_id, origin, stream=stream, fencing_epoch=fencing_epoch
-            ),
-            wanted=Wanted(stream=stream, origin=origin),
-        )
-
-    async def carry(
-        self, connection: SessionId, origin: SessionId, fencing_epoch: FencingEpoch, after: Position
-    ) -> bool:
-        return await self._step(
-            connection,
-            lambda working: working.carry(connection, origin, fencing_epoch, after),
-            wanted=Wanted(stream=GET_STREAM, origin=origin),
-        )
-
-    async def relay(
-        self,
-        connection: SessionId,
-        origin: SessionId,
-        fencing_epoch: FencingEpoch,
-        event: LoggedEvent,
-        *,
-        now: float,
-        skips: bool = False,
-    ) -> Relayed:
-        now = await self._now(now)
-        key = (origin, event.key[1]) if event.key is not None else None
-        return await self._step(
-            connection,
-            lambda working: working.relay(
-                connection, origin, fencing_epoch, event, now=now, skips=skips
-            ),
-            wanted=Wanted(stream=GET_STREAM, log=True, key=key),
-            now=now,
-        )
-
-    async def attach(
-        self,
-        session_id: SessionId,
-        connection_id: ConnectionId | None,
-        *,
-        now: float,
-        position: Position | None = None,
-        only_if_free: bool = False,
-    ) -> Attached | None:
-        now = await self._now(now)
-        after = position.number if position is not None else None
-        return await self._step(
-            session_id,
-            lambda working: working.attach(
-                session_id, connection_id, now=now, position=position, only_if_free=only_if_free
-            ),
-            wanted=Wanted(stream=EVENTS, log=True, after=after),
-            now=now,
-        )
-
-    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
-        return await self._step(
-            session_id, lambda working: working.detach(session_id, fencing_epoch)
-        )
-
     async def claim(
         self, session_id: SessionId, holder: str | None, *, instead_of: str | None = None
     ) -> str | None:
@@ -685,7 +515,7 @@ class SqlStore:
         async with self._turns.of(session_id):
             for _ in range(TRIES):
                 working, held = self._working(
-                    await self._engine.read([session_id], _NOTHING), _NOTHING
+                    await self._engine.read([session_id], NOTHING), NOTHING
                 )
                 if not held:
                     return None
@@ -698,15 +528,6 @@ class SqlStore:
         raise StoreUnavailable(_BUSY)
 
     # --- belongings ------------------------------------------------------------------------------
-
-    async def change(self, session_id: SessionId, change: RecordChange) -> bool:
-        return await self._step(session_id, lambda working: working.change(session_id, change))
-
-    async def subscribe(self, session_id: SessionId, uri: str) -> bool:
-        return await self._step(session_id, lambda working: working.subscribe(session_id, uri))
-
-    async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
-        return await self._step(session_id, lambda working: working.unsubscribe(session_id, uri))
 
     async def subscribers(self, uri: str) -> Sequence[SessionId]:
         (tag,) = uri_tags([uri])
@@ -728,48 +549,6 @@ class SqlStore:
             records += [self._record(row) for row in rows]
             after = rows[-1].sid
         return records
-
-    async def change_state(
-        self,
-        session_id: SessionId,
-        changed: Mapping[str, Any],
-        removed: Collection[str],
-        *,
-        expected_version: int | None = None,
-    ) -> SessionRecord | None:
-        return await self._step(
-            session_id,
-            lambda working: working.change_state(
-                session_id, changed, removed, expected_version=expected_version
-            ),
-        )
-
-    async def finish_request(
-        self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
-    ) -> bool:
-        now = await self._now(now)
-        return await self._step(
-            session_id,
-            lambda working: working.finish_request(session_id, key, outcome, now=now),
-            wanted=Wanted(request_key=key),
-            now=now,
-        )
-
-    async def load_data(self, session_id: SessionId) -> Data | None:
-        return await self._look(
-            session_id, lambda working: working.load_data(session_id), wanted=Wanted(data=True)
-        )
-
-    async def replace_data(
-        self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
-    ) -> bool:
-        return await self._step(
-            session_id,
-            lambda working: working.replace_data(
-                session_id, value, expected_version=expected_version
-            ),
-            wanted=Wanted(data=True),
-        )
 
 
 def unreadable(failed: Exception) -> StoreRefused:
