@@ -337,6 +337,8 @@ class EventLog:
         return (event for event in self._events.values() if event.number > number)
 
     def _evict(self, now: float) -> None:
+        if self._window is UNBOUNDED:
+            return
         events, number = self._events, self._oldest
         while self._count:
             # Skips replaced numbers. Asking the dictionary for its first entry would

@@ -255,15 +255,16 @@ class committing:
     """A transaction: whole when the block ends, undone if it raises."""
 
     # A class, since one of ``contextlib``'s generators costs as much as a statement does.
-    __slots__ = ("_connection",)
+    __slots__ = ("_begin", "_connection")
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, *, writes: bool = True) -> None:
         self._connection = connection
-
-    def __enter__(self) -> None:
         # Immediate: who begins by reading and writes then would be refused if somebody wrote
         # in between.
-        self._connection.execute("BEGIN IMMEDIATE")
+        self._begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
+
+    def __enter__(self) -> None:
+        self._connection.execute(self._begin)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:

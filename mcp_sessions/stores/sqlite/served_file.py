@@ -1,39 +1,22 @@
-"""A SQLite file that this process serves from: locked, open, with its writer and the records
-that are in memory.
-
-The records in memory are those of the sessions used last. They are never newer than the file, and
-never older than an answer that somebody has: the writer tells of each commit here before anybody
-else learns of it. Only an idle deadline may be ahead of the file, by a hundredth of the idle
-timeout; then the file is written.
-"""
+"""A SQLite file that this process serves from: locked, open, with its writer."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
 import os
 import sqlite3
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import get_args
 
 from mcp_sessions.argument_types import checked
-from mcp_sessions.core.life import has_come, idle_deadline, idle_time
 from mcp_sessions.core.log import window_of
-from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import (
     ConfigurationError,
     StoreInUse,
     StoreRefused,
-    StoreUnavailable,
 )
-from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions.stores.sqlite import session_rows
 from mcp_sessions.stores.sqlite.checkpointing import WriteAheadLog, committed_length
 from mcp_sessions.stores.sqlite.cleaning import shut_down, start_up
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
@@ -44,135 +27,12 @@ from mcp_sessions.stores.sqlite.schema import (
     open_file,
 )
 from mcp_sessions.stores.sqlite.seen import Seen
-from mcp_sessions.stores.sqlite.session_rows import Brief
-from mcp_sessions.stores.sqlite.transaction import Changes, Transaction
 from mcp_sessions.stores.sqlite.watch import Watch
-from mcp_sessions.stores.sqlite.writer import Chore, Upkeep, Writer
+from mcp_sessions.stores.sqlite.writer import Upkeep, Write, Writer
 from mcp_sessions.unopened import reason_of
 
 logger = logging.getLogger(__name__)
 
-
-MAX_RECORDS = 10_000
-"""Records kept in memory."""
-
-_COALESCED = 0.01
-"""Share of the idle timeout by which a deadline moves in memory before the file gets it."""
-
-
-@dataclass(slots=True)
-class _Entry:
-    record: SessionRecord
-    written: float
-    """The deadline that the file has."""
-
-
-class RecordCache:
-    def __init__(self, writer: Writer, watch: Watch) -> None:
-        self._writer = writer
-        self._watch = watch
-        self._policy = SessionPolicy()
-        # The one used last is at the end.
-        self._entries: OrderedDict[SessionId, _Entry] = OrderedDict()
-
-    def serve(self, policy: SessionPolicy) -> None:
-        self._policy = policy
-
-    def on_commit(self, changes: Changes) -> None:
-        for session_id, change in changes:
-            entry = self._entries.get(session_id)
-            if change is None:
-                self._entries.pop(session_id, None)
-            elif isinstance(change, SessionRecord):
-                # One that is there already has got every change since.
-                if entry is None:
-                    self._keep(session_id, change)
-            elif entry is not None:
-                before = entry.record.life.expires_at
-                change(entry.record)
-                if entry.record.life.expires_at != before:
-                    entry.written = entry.record.life.expires_at
-
-    def _keep(self, session_id: SessionId, record: SessionRecord) -> None:
-        self._entries[session_id] = _Entry(record, record.life.expires_at)
-        while len(self._entries) > MAX_RECORDS:
-            oldest, entry = self._entries.popitem(last=False)
-            if entry.record.life.expires_at != entry.written:
-                # Before whatever reads that session next.
-                self._write({oldest: entry.record.life.expires_at})
-
-    def known(self, session_id: SessionId) -> SessionRecord | None:
-        entry = self._entries.get(session_id)
-        return entry.record if entry is not None else None
-
-    async def find(self, session_id: SessionId) -> SessionRecord | None:
-        entry = self._entries.get(session_id)
-        if entry is None or self._watch.is_lost:
-            # Nothing is served from a file that is gone.
-            found = await self._writer.call(
-                lambda tx: session_rows.load(tx, session_id), short=True
-            )
-            # Not there any more: ended in that same commit, or pushed out by newer ones.
-            return self.known(session_id) or found
-        self._entries.move_to_end(session_id)
-        return entry.record
-
-    def clear(self) -> None:
-        self._entries.clear()
-
-    # --- idle deadlines --------------------------------------------------------------------
-
-    def deadline(self, mode: Mode, now: float, ends_at: float) -> float:
-        return idle_deadline(now=now, idle_timeout=idle_time(mode, self._policy), ends_at=ends_at)
-
-    def move_deadline(self, session_id: SessionId, record: SessionRecord, now: float) -> None:
-        """Note that a session was used, without a write to the file."""
-        record.life.expires_at = self.deadline(record.mode, now, record.life.ends_at)
-        entry = self._entries.get(session_id)
-        if entry is None or entry.record is not record:
-            self._write({session_id: record.life.expires_at})
-            return
-        moved_by = abs(record.life.expires_at - entry.written)
-        if moved_by >= _COALESCED * self._policy.idle_timeout:
-            entry.written = record.life.expires_at
-            self._write({session_id: record.life.expires_at})
-
-    def moved(self, *, written_by: float = math.inf) -> dict[SessionId, float]:
-        """The deadlines that the file does not have as they are.
-
-        Args:
-            written_by: Those only which in the file are no later.
-        """
-        return {
-            session_id: entry.record.life.expires_at
-            for session_id, entry in self._entries.items()
-            if entry.record.life.expires_at != entry.written and has_come(entry.written, written_by)
-        }
-
-    def were_written(self, deadlines: Mapping[SessionId, float]) -> None:
-        for session_id, deadline in deadlines.items():
-            entry = self._entries.get(session_id)
-            if entry is not None:
-                entry.written = deadline
-
-    def _write(self, deadlines: Mapping[SessionId, float]) -> None:
-        # A deadline on its way to the file is in memory all the same.
-        written = self._writer.call(
-            lambda tx: session_rows.move_deadlines(tx, deadlines), short=True
-        )
-        written.add_done_callback(lambda done: self._deadlines_written(deadlines, done))
-
-    def _deadlines_written(
-        self, deadlines: Mapping[SessionId, float], done: asyncio.Future[None]
-    ) -> None:
-        if done.cancelled() or done.exception() is None:
-            return
-        logger.warning("an idle deadline could not be stored: %s", done.exception())
-        # The next use tries again.
-        self.were_written(dict.fromkeys(deadlines, -math.inf))
-
-
-T = TypeVar("T")
 
 ROOM = 1_048_576
 """Bytes that are free on a disk that is not full any more; less on a disk below 16 MiB."""
@@ -224,17 +84,13 @@ class ServedFile:
                 rest=self._seen.count,
                 close=lambda connection: shut_down(connection, self._seen),
             ),
-            chore=Chore(session_rows.end_requested, self._on_ended_outside),
-            on_commit=self._on_commit,
+            chore=self._end_asked,
+            on_done=self._on_done,
             syncs=durability == "full",
         )
         self._ended_outside: list[SessionRecord] = []
-        self._cache = RecordCache(self._writer, self._watch)
         self._known_refusals = 0
         """Writes refused for want of space, before the last probe that found some."""
-
-        self._slept = (-math.inf, 0)
-        """Deadline and row of the last session that :meth:`sleep` looked at."""
 
     async def open(self, policy: SessionPolicy) -> None:
         """Serve from the file, within the limits of ``policy``.
@@ -246,7 +102,6 @@ class ServedFile:
             StoreUnavailable: The disk is full, or another program has the file locked.
         """
         self._policy = policy
-        self._cache.serve(policy)
         self._window = window_of(policy)
         check_no_directory(self.path)
         try:
@@ -267,17 +122,9 @@ class ServedFile:
             raise
 
     async def close(self) -> None:
-        moved = self._cache.moved()
-        try:
-            if moved:
-                await self._writer.call(lambda tx: session_rows.move_deadlines(tx, moved))
-        except StoreUnavailable as failed:
-            logger.warning("idle deadlines are up to 1%% early: %s", failed)
-        finally:
-            await self._writer.stop()
-            self._cache.clear()
-            self._watch.end()
-            self._lock.release()
+        await self._writer.stop()
+        self._watch.end()
+        self._lock.release()
 
     async def probe(self) -> None:
         """Write to the file.
@@ -314,51 +161,12 @@ class ServedFile:
             raise
         return connection
 
-    def _on_commit(self, changes: Changes) -> None:
-        self._cache.on_commit(changes)
+    async def _end_asked(self) -> None:
+        """End the sessions that an operator asked this process to end."""
+        raise NotImplementedError
 
-    def _on_ended_outside(self, records: Sequence[SessionRecord]) -> None:
-        self._ended_outside += records
-
-    async def _within(
-        self,
-        session_id: SessionId,
-        work: Callable[[Transaction, Brief], T],
-        otherwise: T,
-        *,
-        now: float = -math.inf,
-        short: bool = False,
-    ) -> T:
-        """Run ``work`` on a session, in one transaction, and return its result.
-
-        Args:
-            otherwise: The answer if the session does not exist, or has ended by ``now``.
-            short: See :meth:`Writer.call`.
-        """
-
-        def whole(tx: Transaction) -> T:
-            session = session_rows.brief(tx, session_id)
-            if session is None or has_come(session.ends_at, now):
-                return otherwise
-            return work(tx, session)
-
-        return await self._writer.call(whole, short=short)
-
-    async def _set(
-        self,
-        session_id: SessionId,
-        assignment: str,
-        values: tuple[Any, ...],
-        apply: Callable[[SessionRecord], None],
-        condition: str = "",
-    ) -> bool:
-        def work(tx: Transaction) -> bool:
-            statement = f"UPDATE sessions SET {assignment} WHERE session_id = ?{condition}"
-            cursor = tx.execute(statement, (*values, session_id))
-            tx.changes.append((session_id, apply))
-            return bool(cursor.rowcount)
-
-        return await self._writer.call(work, short=True)
+    def _on_done(self, write: Write, failed: BaseException | None) -> None:
+        raise NotImplementedError
 
 
 def _has_room(folder: Path) -> bool:
@@ -368,7 +176,3 @@ def _has_room(folder: Path) -> bool:
         # If the system does not say it, the larger write shows it.
         return False
     return disk.f_bavail * disk.f_frsize >= min(ROOM, disk.f_blocks * disk.f_frsize // 16)
-
-
-def is_small(value: bytes | None) -> bool:
-    return value is None or len(value) <= SMALL

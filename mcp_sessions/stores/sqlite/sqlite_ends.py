@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from mcp_sessions.core.ends import MOST_ENDS, REMEMBERED_FOR, SessionEnd, StoreMade
 from mcp_sessions.core.messages import encode
 from mcp_sessions.stores.ends_contract import EndedOutside, end_by_operator
+from mcp_sessions.stores.sql.session_rows import loads
+from mcp_sessions.stores.sqlite.rows import Transaction
 from mcp_sessions.stores.sqlite.served_file import ServedFile
-from mcp_sessions.stores.sqlite.session_rows import load_json
-from mcp_sessions.stores.sqlite.transaction import Transaction
 
 _DROPPED_AT_ONCE = 16
 """Old rows that one new end takes out."""
@@ -40,7 +40,7 @@ def remembered(tx: Transaction, *, now: float) -> list[SessionEnd]:
     rows = tx.execute(
         "SELECT value FROM ends WHERE at > ? ORDER BY number", (now - REMEMBERED_FOR,)
     )
-    found = (SessionEnd.from_json(load_json(value)) for (value,) in rows.fetchall())
+    found = (SessionEnd.from_json(loads(value)) for (value,) in rows.fetchall())
     return [end for end in found if end is not None]
 
 
@@ -86,5 +86,5 @@ def _take_outside(tx: Transaction) -> list[SessionEnd]:
     rows = tx.execute("SELECT value FROM ends WHERE is_beside ORDER BY number").fetchall()
     if rows:
         tx.execute("UPDATE ends SET is_beside = 0 WHERE is_beside")
-    found = (SessionEnd.from_json(load_json(value)) for (value,) in rows)
+    found = (SessionEnd.from_json(loads(value)) for (value,) in rows)
     return [end for end in found if end is not None]

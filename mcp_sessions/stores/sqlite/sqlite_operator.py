@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from mcp_sessions.core.ends import SessionEnd, StoreMade
+from mcp_sessions.core.log import UNBOUNDED
 from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.ends_contract import end_by_operator
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions.stores.sqlite import schema, session_rows, sqlite_ends
+from mcp_sessions.stores.sqlite import rows, schema, sqlite_ends
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
+from mcp_sessions.stores.sqlite.rows import Transaction
 from mcp_sessions.stores.sqlite.schema import committing
-from mcp_sessions.stores.sqlite.transaction import Transaction
 from mcp_sessions.stores.sqlite.writer import InTransaction
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ class SQLiteOperatorStore:
         self._real_path = Path(os.path.realpath(path))
 
     async def all_sessions(self) -> Sequence[SessionRecord]:
-        return await asyncio.to_thread(self._read, lambda tx: session_rows.records(tx)[0])
+        return await asyncio.to_thread(self._read, lambda tx: rows.records(tx))
 
     async def end(self, session_id: SessionId) -> bool:
         """Ask the process that serves to end the session, or end it here if none serves.
@@ -68,11 +69,11 @@ class SQLiteOperatorStore:
                 lock.acquire()
             except Locked as held:
                 if not asked:
-                    if self._read(lambda tx: session_rows.brief(tx, session_id)) is None:
+                    if self._read(lambda tx: rows.row_of(tx, session_id)) is None:
                         return False
-                    self._write(lambda tx: session_rows.request_end(tx, session_id))
+                    self._write(lambda tx: rows.request_end(tx, session_id))
                     asked = True
-                elif self._read(lambda tx: session_rows.brief(tx, session_id)) is None:
+                elif self._read(lambda tx: rows.row_of(tx, session_id)) is None:
                     return True
                 if time.monotonic() > until:
                     raise StoreUnavailable(
@@ -146,8 +147,12 @@ def look_at(path: Path) -> str:
 
 
 def _end_here(tx: Transaction, session_id: SessionId) -> bool:
-    record, now = session_rows.end(tx, session_id), time.time()
-    if record is not None:
-        # The next server that opens the file writes it to its log.
-        sqlite_ends.remember(tx, [end_by_operator(record, now)], now=now, outside=True)
-    return record is not None
+    now = time.time()
+    found = rows.sessions(tx, [session_id], UNBOUNDED)
+    for session in found:
+        rows.remove(tx, session.row)
+        if isinstance(session, rows.FileSession):
+            # The next server that opens the file writes it to its log.
+            end = end_by_operator(session.record, now)
+            sqlite_ends.remember(tx, [end], now=now, outside=True)
+    return bool(found)

@@ -10,13 +10,13 @@ Rules, owned by ``tests/stores/sqlite/test_writer.py``:
    So a hundred callers at once share few commits, and a single caller waits for no other.
 3. A transaction is whole or not at all. Work that fails alone (a value that SQLite cannot hold)
    fails alone. The rest is done again, each piece in its own transaction.
-4. The event loop gets the changes in the order of their commits, before any caller continues. Its
-   memory of a session is never newer than the file, and never older than a given answer.
+4. A step is done in memory first (:class:`Write`). If its write fails, no later write of that
+   session is done: it was decided by what the file does not have. Its callers get the error, and
+   the session is read anew.
 5. The event loop commits short work, because waking the thread takes longer. It never waits
    there for another program's lock, nor for a disk to sync, and it does not spend long there
    (``commit_budget.py``). The thread commits if a commit syncs (``full``), if it has work
-   already, if more work turns out to be due, and if the write-ahead log must start again
-   (``checkpointing.py``).
+   already, and if the write-ahead log must start again (``checkpointing.py``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from time import monotonic
@@ -34,9 +34,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from mcp_sessions import metrics
 from mcp_sessions.background import report
-from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import SessionsError, StoreUnavailable
-from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.sqlite import schema
 from mcp_sessions.stores.sqlite.checkpointing import (
     WriteAheadLog,
@@ -44,8 +42,8 @@ from mcp_sessions.stores.sqlite.checkpointing import (
     give_back_space,
 )
 from mcp_sessions.stores.sqlite.commit_budget import CommitBudget
+from mcp_sessions.stores.sqlite.rows import FileSession, Statement, Transaction
 from mcp_sessions.stores.sqlite.schema import committing, error_code, opening_failed, unavailable
-from mcp_sessions.stores.sqlite.transaction import Changes, KeyCounts, TakesLong, Transaction
 from mcp_sessions.stores.sqlite.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -55,14 +53,8 @@ T = TypeVar("T")
 BATCH = 256
 """Calls that share one commit, at the most."""
 
-KNOWN = 10_000
-"""Sessions of which the sums over their request keys are kept in memory."""
-
 IDLE = 0.5
 """Seconds between two looks after the file itself."""
-
-ROWS = 64
-"""Rows that the event loop takes out by the way: what expired, or has to make room."""
 
 _OF_THE_VALUE = (None, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE)
 """Errors that are one value's fault, and not the file's."""
@@ -74,13 +66,67 @@ it changes nothing but the file; what it raises of :class:`SessionsError` it rai
 first write."""
 
 
+class Read(Generic[T]):
+    """Work that only reads. It is done also while another program has the file locked."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: InTransaction[T]) -> None:
+        self._work = work
+
+    def __call__(self, tx: Transaction) -> T:
+        return self._work(tx)
+
+
+class Write:
+    """What a step changed of these sessions (rule 4). No statements: it waits for earlier writes
+    of them.
+    """
+
+    __slots__ = ("_statements", "sessions")
+
+    def __init__(
+        self, sessions: Sequence[FileSession], statements: Sequence[Statement] = ()
+    ) -> None:
+        self.sessions = sessions
+        self._statements = statements
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._statements
+
+    def __call__(self, tx: Transaction) -> None:
+        for session in self.sessions:
+            if session.undone is not None:
+                raise StoreUnavailable(*session.undone.args)
+        for statement, values in self._statements:
+            tx.execute(statement, values)
+
+    def undo(self, failed: BaseException) -> None:
+        """It failed. Called before anything else is written."""
+        if not isinstance(failed, StoreUnavailable):
+            failed = StoreUnavailable(f"an earlier change was not stored: {type(failed).__name__}")
+        for session in self.sessions if self._statements else ():
+            session.undone = failed
+
+
 class _Call(NamedTuple):
     work: InTransaction[Any]
     future: asyncio.Future[Any]
 
+    def undo(self, failed: BaseException) -> None:
+        if isinstance(self.work, Write):
+            self.work.undo(failed)
 
-_Outcome = tuple["asyncio.Future[Any]", Any, BaseException | None]
-_Done = tuple[Changes, Sequence[_Outcome]]
+    @property
+    def writes(self) -> bool:
+        return not (
+            isinstance(self.work, Read) or (isinstance(self.work, Write) and self.work.is_empty)
+        )
+
+
+_Outcome = tuple[_Call, Any, BaseException | None]
+_Done = Sequence[_Outcome]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +139,6 @@ class Upkeep:
 
     close: Callable[[sqlite3.Connection], None]
     """Called last, when the file is closed in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chore(Generic[T]):
-    """Work that is due when another program has written to the file."""
-
-    work: InTransaction[T]
-    then: Callable[[T], None]
-    """Takes its result; called in the event loop."""
 
 
 class _Repeated:
@@ -131,7 +168,8 @@ class Writer:
         path: The file, as its user names it.
         log: Its write-ahead log.
         watch: Knows whether it is still there.
-        on_commit: Takes what changed; called in the event loop.
+        on_done: Called in the event loop after each :class:`Write`, with its failure.
+        chore: Due when another program has written to the file; called in the event loop.
         syncs: Whether a commit waits for the medium.
     """
 
@@ -140,8 +178,8 @@ class Writer:
     _watch: Watch
     _: KW_ONLY
     upkeep: Upkeep
-    chore: Chore[Any]
-    on_commit: Callable[[Changes], None]
+    chore: Callable[[], Coroutine[Any, Any, None]]
+    on_done: Callable[[Write, BaseException | None], None]
     syncs: bool
 
     def __post_init__(self) -> None:
@@ -161,8 +199,7 @@ class Writer:
         self._connection: sqlite3.Connection | None = None
         self._version = -1
         self._waits = True
-        # The one that was used last is at the end.
-        self._known = Recent[SessionId, KeyCounts](KNOWN)
+        self._chore: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Open the file.
@@ -178,10 +215,10 @@ class Writer:
         )
         self._thread.start()
         await ready
-        # First: what was asked for while nobody served is done before anybody is served.
-        self._do_chore()
 
     async def stop(self) -> None:
+        if self._chore is not None:
+            await asyncio.wait([self._chore])
         thread, self._thread = self._thread, None
         if thread is not None:
             self._queue.put(None)
@@ -200,12 +237,13 @@ class Writer:
         call = _Call(work, future)
         try:
             self._watch.look(now=monotonic())
-        except StoreUnavailable as lost:
-            future.set_exception(lost)
+            if self._thread is None:
+                raise StoreUnavailable(f"{self._path} is not open")
+        except StoreUnavailable as refused:
+            call.undo(refused)
+            self._deliver([(call, None, refused)])
             return future
-        if self._thread is None:
-            future.set_exception(StoreUnavailable(f"{self._path} is not open"))
-        elif not (short and self._done_here(call)):
+        if not (short and self._done_here(call)):
             self._in_thread += 1
             self._queue.put(call)
         return future
@@ -224,9 +262,8 @@ class Writer:
             try:
                 self._wait_for_others(self._connection, False)
                 done = list(self._commit(self._connection, [call], in_loop=True))
-            except (sqlite3.OperationalError, TakesLong):
-                # Another program has the file locked, or there is much to do. The thread has
-                # the time for it.
+            except sqlite3.OperationalError:
+                # Another program has the file locked. The thread has the time for it.
                 return False
             finally:
                 self._budget.end()
@@ -234,36 +271,32 @@ class Writer:
         finally:
             self._writing.release()
         for each in done:
-            self._deliver(*each)
+            self._deliver(each)
         return True
 
-    def _answer(self, changes: Changes, outcomes: Sequence[_Outcome]) -> None:
+    def _answer(self, outcomes: _Done) -> None:
         self._in_thread -= len(outcomes)
-        self._deliver(changes, outcomes)
+        self._deliver(outcomes)
 
-    def _deliver(self, changes: Changes, outcomes: Sequence[_Outcome]) -> None:
-        try:
-            if changes:
-                self.on_commit(changes)
-        finally:
-            for future, result, failed in outcomes:
-                _settle(future, result, failed)
+    def _deliver(self, outcomes: _Done) -> None:
+        for call, result, failed in outcomes:
+            if isinstance(call.work, Write):
+                self.on_done(call.work, failed)
+            _settle(call.future, result, failed)
 
     def _do_chore(self) -> None:
-        if self._thread is not None:
-            self.call(self.chore.work).add_done_callback(self._chore_done)
+        if self._thread is not None and (self._chore is None or self._chore.done()):
+            self._chore = asyncio.ensure_future(self._chore_done())
 
-    def _chore_done(self, chore: asyncio.Future[Any]) -> None:
-        if chore.cancelled():
-            return
-        failed = chore.exception()
-        if failed is None:
-            self._chores.succeeded()
-            self.chore.then(chore.result())
-        else:
+    async def _chore_done(self) -> None:
+        try:
+            await self.chore()
+        except StoreUnavailable as failed:
             self._chores.failed(failed)
             # The thread's next look finds it changed, and asks for it again.
             self._version = -1
+        else:
+            self._chores.succeeded()
 
     # --- in the thread ---------------------------------------------------------------------
 
@@ -330,7 +363,7 @@ class Writer:
                     self._log.look()
                 # The connection is free for the next caller now.
                 for done in outcomes:
-                    self._call_loop(self._answer, *done)
+                    self._call_loop(self._answer, done)
             if call is None:
                 return
 
@@ -344,10 +377,11 @@ class Writer:
             # The boundary between callers and the thread that serves them all: it goes on,
             # and nobody waits for an answer that does not come.
             report("writing to the file", failed)
-            settled = {future for _, each in outcomes for future, _, _ in each}
+            settled = {call.future for each in outcomes for call, _, _ in each}
             refused = StoreUnavailable(f"{self._path} could not be written: see the log")
-            left = [call.future for call in batch if call.future not in settled]
-            outcomes.append(((), [(future, None, refused) for future in left]))
+            outcomes.append(
+                _refused([call for call in batch if call.future not in settled], refused)
+            )
         return outcomes
 
     def _rest(self, connection: sqlite3.Connection) -> None:
@@ -397,13 +431,9 @@ class Writer:
         Raises:
             sqlite3.OperationalError: Another program has the file locked (``in_loop``).
                 Nothing was done.
-            TakesLong: There is more to do than the event loop has time for (``in_loop``).
-                Nothing was done.
         """
         try:
-            done = self._transaction(connection, batch, ROWS if in_loop else None)
-        except TakesLong:
-            raise
+            done = self._transaction(connection, batch)
         except sqlite3.Error as failed:
             if error_code(failed) not in _OF_THE_VALUE:
                 if error_code(failed) == sqlite3.SQLITE_BUSY and in_loop:
@@ -412,7 +442,12 @@ class Writer:
                 metrics.store_failed("sqlite", len(batch))
                 self.refused_as_full += error_code(failed) == sqlite3.SQLITE_FULL
                 refused = unavailable(self._path, failed)
-                yield (), [(call.future, None, refused) for call in batch]
+                yield _refused([call for call in batch if call.writes], refused)
+                reads = [call for call in batch if not call.writes]
+                if len(reads) == len(batch):
+                    yield _refused(reads, refused)
+                elif reads:
+                    yield from self._commit(connection, reads)
                 return
             yield from self._one_by_one(connection, batch, failed)
         except Exception as failed:
@@ -426,36 +461,33 @@ class Writer:
         self, connection: sqlite3.Connection, batch: Sequence[_Call], failed: Exception
     ) -> Generator[_Done]:
         if len(batch) == 1:
-            yield (), [(batch[0].future, None, failed)]
+            yield _refused(batch, failed)
             return
         for call in batch:
             yield from self._commit(connection, [call])
 
-    def _transaction(
-        self, connection: sqlite3.Connection, batch: Sequence[_Call], rows: int | None
-    ) -> _Done:
-        transaction = Transaction(connection, self._known, rows)
+    def _transaction(self, connection: sqlite3.Connection, batch: Sequence[_Call]) -> _Done:
+        transaction = Transaction(connection)
         outcomes: list[_Outcome] = []
-        with committing(connection):
-            for work, future in batch:
+        with committing(connection, writes=any(call.writes for call in batch)):
+            for call in batch:
                 try:
-                    outcomes.append((future, work(transaction), None))
+                    outcomes.append((call, call.work(transaction), None))
                 except SessionsError as refused:
-                    outcomes.append((future, None, refused))
-        for session_id, counts in transaction.learned.items():
-            self._know(session_id, counts)
-        return transaction.changes, outcomes
-
-    def _know(self, session_id: SessionId, counts: KeyCounts | None) -> None:
-        self._known.pop(session_id, None)
-        if counts is not None:
-            self._known.keep(session_id, counts)
+                    outcomes.append((call, None, refused))
+        return outcomes
 
     def _wait_for_others(self, connection: sqlite3.Connection, waits: bool) -> None:
         if waits is not self._waits:
             timeout = round(schema.BUSY_TIMEOUT * 1_000) if waits else 0
             connection.execute(f"PRAGMA busy_timeout = {timeout}")
             self._waits = waits
+
+
+def _refused(calls: Sequence[_Call], failed: BaseException) -> _Done:
+    for call in calls:
+        call.undo(failed)
+    return [(call, None, failed) for call in calls]
 
 
 def _data_version(connection: sqlite3.Connection) -> int:

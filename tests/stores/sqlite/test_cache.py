@@ -6,7 +6,7 @@ import pytest
 
 from mcp_sessions.core.states import Mode
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.sqlite import served_file as sqlite_hot
+from mcp_sessions.stores.sqlite import sqlite_store
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from mcp_sessions.testing import STORE_CHECKS, Check
 from tests.stores import every_store
@@ -43,7 +43,7 @@ async def test_a_deadline_is_not_forgotten_with_its_record(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records in memory are bounded in number; one that goes leaves its deadline."""
-    monkeypatch.setattr(sqlite_hot, "MAX_RECORDS", 1)
+    monkeypatch.setattr(sqlite_store, "MAX_BYTES", 1)
     async with opened(path) as store:
         of = await new(store)
         await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW + 0.5)
@@ -57,5 +57,5 @@ async def test_the_contract_holds_with_nothing_in_memory(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record in memory saves time, and changes nothing."""
-    monkeypatch.setattr(sqlite_hot, "MAX_RECORDS", 0)
+    monkeypatch.setattr(sqlite_store, "MAX_BYTES", 0)
     await check(every_store.sqlite_store)

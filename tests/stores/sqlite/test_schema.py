@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from mcp_sessions.core.log import Draft
+from mcp_sessions.core.request_keys import Begun, KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
-from mcp_sessions.ids import (
-    SessionId,
-)
+from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
+from mcp_sessions.principal import Principal
+from mcp_sessions.stores.records import CurrentSession, Data, Peer
 from mcp_sessions.stores.sqlite import schema as sqlite_schema
 from mcp_sessions.stores.sqlite.schema import MIGRATIONS, VERSION, statements
 from tests.stores.sqlite.file_store import NOW, new, opened, refusal_of, sql
@@ -61,6 +62,64 @@ async def test_a_file_of_an_older_version_is_migrated(
         assert record is not None and record.mode is now_called
         assert (record.fencing_epoch, record.state.values) == (3, {"n": 1})
         assert await sql(store, "PRAGMA user_version") == (VERSION,)
+
+
+async def test_a_file_of_an_older_release_opens_with_its_sessions(path: Path) -> None:
+    """Written by a release whose steps were SQL."""
+    connection = sqlite3.connect(path)
+    connection.executescript(
+        (Path(__file__).parent / "written_by_an_older_release.sql").read_text()
+    )
+    connection.execute(f"PRAGMA application_id = {sqlite_schema.APPLICATION_ID}")
+    connection.execute("PRAGMA user_version = 7")
+    connection.close()
+    seen = path.with_name(f"{path.name}-seen")
+    file = sqlite3.connect(path)
+    meta = dict(file.execute("SELECT name, value FROM meta"))
+    file.close()
+    seen.write_text(f"{meta['file']} {meta['count']:020d}\n")
+    alice = Principal("client", "https://issuer", "alice", frozenset({"a", "b"}), 5.5)
+    one, wire, agent = SessionId("one"), SessionId("wire"), SessionId("agent")
+    async with opened(path) as store:
+        record = await store.load(one, now=NOW)
+        assert record is not None and record.principal == alice
+        assert record.client.subscriptions == {"note://1"} and record.client.log_level == "info"
+        assert record.client.peer == Peer("2025-11-25", {"capabilities": {"x": 1}})
+        assert (record.state.values, record.state.version) == ({"n": 1}, 1)
+        assert await store.load_data(one) == Data({"d": [1]}, 1)
+        head = await store.head(one)
+        assert head is not None and head.number == 3
+        events, _ = await store.read(one, f"{head.log_epoch}-{0:012d}", now=NOW)
+        assert [(each.number, each.payload) for each in events] == [
+            (2, b'{"n":1}'),
+            (3, b'{"n":2}'),
+        ]
+        # The event that has the name is known, and so is the one with the coalescing key.
+        again = await store.append(one, Draft(b"?", key="k", name="named-2", since=NOW), now=NOW)
+        assert again is not None and again.event.number == 3
+        newer = await store.append(one, Draft(b'{"n":3}', key="k"), now=NOW)
+        assert newer is not None and newer.replaced
+        found: dict[str, object] = {}
+        for name in ("answered", "dropped", "running"):
+            use = KeyUse(RequestKey(name), b"digest", "process-2", frozenset({"a"}))
+            admitted = await store.admit(one, alice, mode=Mode.PROTOCOL, now=NOW, key=use)
+            assert admitted is not None
+            found[name] = admitted.key, admitted.outcome
+        assert found == {
+            "answered": (Begun.ANSWERED, b'"result":{}'),
+            "dropped": (Begun.DROPPED, None),
+            "running": (Begun.DROPPED, None),
+        }
+        connection_of = await store.load(wire, now=NOW)
+        assert connection_of is not None and connection_of.attachment is not None
+        assert connection_of.client.current == CurrentSession(one, FencingEpoch(1))
+        assert connection_of.client.stream_opened and connection_of.client.carried == {one: 1}
+        relayed = await store.relay(wire, one, FencingEpoch(1), newer.event, now=NOW)
+        assert relayed.event is not None and relayed.event.number == 2
+        begin = await store.head(agent)
+        assert begin is not None
+        page, _ = await store.read(agent, f"{begin.log_epoch}-{1:012d}", now=NOW, limit=2)
+        assert [each.payload for each in page] == [b'{"entry":1}', b'{"entry":2}']
 
 
 async def test_a_migration_that_fails_changes_nothing(

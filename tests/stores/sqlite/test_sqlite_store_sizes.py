@@ -1,7 +1,7 @@
 """What sleeps is measured page by page, and ends in several transactions."""
 
-from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,23 +39,15 @@ async def test_those_that_have_room_are_the_ones_used_last(path: Path) -> None:
 
 
 class AwayForTheSecond(SQLiteStore):
-    """The second transaction fails."""
+    """The second transaction that ends sessions fails."""
 
     done = 0
 
-    async def _evict(
-        self,
-        which: str,
-        values: Sequence[float | str | bytes],
-        *,
-        latest: float,
-        held: Collection[SessionId],
-        limit: int,
-    ) -> Sequence[SessionRecord]:
+    async def _on_some(self, *arguments: Any, **named: Any) -> list[SessionRecord]:
         self.done += 1
         if self.done == 2:
             raise StoreUnavailable("the disk is full")
-        return await super()._evict(which, values, latest=latest, held=held, limit=limit)
+        return await super()._on_some(*arguments, **named)
 
 
 async def test_those_that_ended_are_named_though_the_next_could_not_end(path: Path) -> None:

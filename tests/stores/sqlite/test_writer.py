@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from mcp_sessions.core.log import Draft
-from mcp_sessions.core.request_keys import KeyUse, key_cost
+from mcp_sessions.core.request_keys import Begun, KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, StoreRefused, StoreUnavailable
 from mcp_sessions.ids import (
     FencingEpoch,
     RequestKey,
+    SessionId,
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
@@ -27,11 +28,8 @@ from mcp_sessions.stores.record_changes import SetCurrent
 from mcp_sessions.stores.records import Admitted, CurrentSession
 from mcp_sessions.stores.sqlite import schema as sqlite_schema
 from mcp_sessions.stores.sqlite.commit_budget import AT_ONCE
-from mcp_sessions.stores.sqlite.key_rows import keys_of
 from mcp_sessions.stores.sqlite.schema import Durability, open_again
-from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
-from mcp_sessions.stores.sqlite.transaction import KeyCounts
-from mcp_sessions.stores.sqlite.writer import ROWS
+from mcp_sessions.stores.sqlite.sqlite_store import FEW, SQLiteStore
 from tests.stores.sqlite.file_store import (
     NOW,
     POLICY,
@@ -115,7 +113,7 @@ async def test_much_that_expired_at_once_is_taken_out_by_the_thread(
     # Else a busy machine leaves it to the thread from the beginning.
     monkeypatch.setattr("mcp_sessions.stores.sqlite.commit_budget.SHARE", 60.0)
     policy = SessionPolicy(max_age=100, request_key_lifetime=100)
-    many = 3 * ROWS
+    many = 3 * FEW
 
     async def work(number: int, now: float) -> None:
         use = KeyUse(RequestKey(f"key-{number}"), b"digest", "process-1")
@@ -134,8 +132,7 @@ async def test_much_that_expired_at_once_is_taken_out_by_the_thread(
         gone = [thread for said, thread in spoken if said.startswith(f"DELETE FROM {what}")]
         here = threading.get_ident()
         assert len([thread for thread in gone if thread != here]) == many
-        # What the event loop had begun is undone.
-        assert len(gone) <= many + ROWS and ("ROLLBACK", here) in spoken
+        assert len(gone) == many
         assert await sql(store, f"SELECT count(*) FROM {what}") == (1,)
 
 
@@ -242,32 +239,60 @@ async def test_who_comes_with_what_cannot_be_stored_fails_alone(path: Path) -> N
 
 
 async def test_what_was_undone_is_not_remembered(path: Path) -> None:
-    """Rule 3 of the writer: sums over rows are those of the rows that are in the file."""
+    """Rule 4 of the writer: memory says what the file has, and nobody's answer builds on what the
+    file lacks.
+    """
     async with opened(path, durability="full") as store:
-        of = await new(store)
+        of, other = await new(store), await new(store)
+        head = await store.head(of)
+        assert head is not None
 
-        async def begin(name: str) -> Admitted | None:
+        async def begin(session_id: SessionId, name: str) -> Admitted | None:
             use = KeyUse(RequestKey(name), b"digest", "process-1")
-            return await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=use)
+            return await store.admit(session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=use)
 
-        async def counts() -> KeyCounts:
-            found = await writer.call(lambda tx: keys_of(tx, of, POLICY))
-            assert found is not None
-            return found.counts
-
-        writer = store._writer  # pyright: ignore[reportPrivateUsage]
-        await begin("first")
+        assert await begin(of, "first") is not None
         # One transaction, undone for the sake of one that cannot be stored; then one by one.
         done = await asyncio.gather(
-            begin("second"),
+            begin(of, "second"),
+            store.append(of, Draft(b"1"), now=NOW),
             store.change(of, SetCurrent(CurrentSession(of, FencingEpoch(2**70)))),
+            store.append(of, Draft(b"2"), now=NOW),
+            store.head(of),
+            begin(other, "third"),
             return_exceptions=True,
         )
-        assert isinstance(done[1], OverflowError)
-        known = await counts()
-        await writer.call(lambda tx: tx.learn(of, None))
-        assert known == await counts()
-        assert known.bytes == key_cost(RequestKey("first")) + key_cost(RequestKey("second"))
+        assert isinstance(done[2], OverflowError)
+        # Both were decided by what is not in the file.
+        assert isinstance(done[3], StoreUnavailable) and isinstance(done[4], StoreUnavailable)
+        assert not any(isinstance(each, BaseException) for each in (*done[:2], done[5]))
+        events, _ = await store.read(of, head.event_id(), now=NOW)
+        assert [event.payload for event in events] == [b"1"]
+        again = [await begin(of, name) for name in ("first", "second")]
+        assert [each and each.key for each in again] == [Begun.RUNNING, Begun.RUNNING]
+        record = await store.load(of, now=NOW)
+        assert record is not None and record.client.current is None
+        appended = await store.append(of, Draft(b"3"), now=NOW)
+        assert appended is not None and appended.event.number == 2
+
+
+async def test_nobody_hears_of_what_is_not_in_the_file_yet(path: Path) -> None:
+    """Rule 1 of the writer: also who only reads waits for it, and gets its error."""
+    async with opened(path, durability="full") as store:
+        of = await new(store)
+        (pages,) = await sql(store, "PRAGMA page_count")
+        await sql(store, f"PRAGMA max_page_count = {pages}")
+        done = await asyncio.gather(
+            store.append(of, Draft(b"x" * 40_000), now=NOW),
+            store.head(of),
+            store.load(of, now=NOW),
+            store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW),
+            return_exceptions=True,
+        )
+        assert all(isinstance(each, StoreUnavailable) for each in done)
+        await sql(store, "PRAGMA max_page_count = 1073741823")
+        head = await store.head(of)
+        assert head is not None and head.number == 0
 
 
 async def test_who_comes_while_his_session_ends_leaves_no_row(path: Path) -> None:
