@@ -10,6 +10,7 @@ from mcp_sessions.core.handles import (
     carrying,
     extended,
     is_extensible,
+    not_a_handle,
     with_handle,
     without_handle,
 )
@@ -139,3 +140,10 @@ def test_a_state_that_is_the_servers_alone_stays_as_it_is(state: Any) -> None:
     params = {"requestState": state}
     assert carried_in(params) is None
     assert without_handle(params, "session") is params
+
+
+def test_a_handle_of_no_session_is_an_error_of_the_tool() -> None:
+    """Its model reads what to do."""
+    answer = not_a_handle("session")
+    assert answer["isError"] is True
+    assert "Call again without session" in answer["content"][0]["text"]

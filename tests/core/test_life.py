@@ -112,6 +112,13 @@ def test_a_session_of_an_agent_or_of_a_connection_has_no_end(mode: Mode) -> None
     assert not is_unused(life, math.inf)
 
 
+def test_keys_are_of_use_until_the_last_of_them_is_forgotten() -> None:
+    """And as long after that as a session that is unused."""
+    policy = SessionPolicy(idle_timeout=10, request_key_lifetime=300)
+    assert idle_time(Mode.KEYS, policy) == 310
+    assert idle_time(Mode.KEYS, replace(policy, forget_after=1_000)) == 1_300
+
+
 @given(st.floats(0, 1e6), st.floats(1, 1e4), st.floats(1, 1e4))
 def test_no_use_of_a_session_moves_its_latest_end(now: float, idle: float, more: float) -> None:
     """SES15."""

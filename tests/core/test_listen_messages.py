@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sessions.core.listen_messages import (
+    LEVELS,
     SUBSCRIPTION_ID,
     Filter,
     acknowledgement,
@@ -111,3 +112,10 @@ def test_a_message_of_no_session_is_stamped_too(params: dict[str, Any]) -> None:
 
     assert stamp["params"]["_meta"] == {SUBSCRIPTION_ID: 7}
     assert stamp["params"].get("a") == params.get("params", {}).get("a")
+
+
+def test_names_are_those_of_the_protocol() -> None:
+    assert SUBSCRIPTION_ID == "io.modelcontextprotocol/subscriptionId"
+    assert LEVELS == (
+        "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency",
+    )  # fmt: skip
