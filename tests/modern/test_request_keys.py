@@ -1,11 +1,13 @@
 """Requests that outlive their stream: those with a key, and no others."""
 
-from collections.abc import AsyncGenerator, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from mcp_sessions.server.requests.reports import Reports
 from tests.modern.test_sessions import not_found
 from tests.modern.test_state import called
 from tests.support.interposed import Interposed
@@ -345,6 +347,42 @@ async def test_progress_goes_to_the_newest_sending_under_its_token(
     assert tokens(call.reply) == [("one", 1)]
     # KEY21: what was reported before comes there, too.
     assert tokens(sent.reply) == [("two", 1), ("two", 2), ("two", 3)]
+
+
+async def test_the_answer_waits_for_the_reports_of_who_sent_the_call_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """KEY21. Its handler ends just as they are repeated."""
+    box, repeats = Toolbox(), Reports.repeat
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def reports(ctx: Ctx, arguments: Json) -> str:
+        for n in (1, 2):
+            await ctx.session.report_progress(n)
+        await box.gate("g").arrive()
+        return "done"
+
+    async def repeats_slowly(self: Reports, send: Callable[[Any], Awaitable[None]]) -> None:
+        async def sends(params: Any) -> None:
+            await send(params)
+            begun.set()
+            await goes_on.wait()
+
+        await repeats(self, sends)
+
+    monkeypatch.setattr(Reports, "repeat", repeats_slowly)
+    box.tools["reports"] = reports
+    async with started(box=box) as (_, client, session):
+        call = client.call("reports", {}, session=session, key="k", meta={"progressToken": "one"})
+        await box.gate("g").started.wait()
+        again = client.call("reports", {}, session=session, key="k", meta={"progressToken": "two"})
+        await begun.wait()
+        box.gate("g").go.set()
+        await cycles()
+        goes_on.set()
+        await again.answer()
+        assert [m["params"]["progress"] for m in again.messages if "method" in m] == [1, 2]
+        await call.answer()
 
 
 async def test_a_question_reaches_the_era_that_can_be_asked() -> None:

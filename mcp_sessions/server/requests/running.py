@@ -348,6 +348,9 @@ class RunningRequest:
             # Questions and withdrawals are sent first: nothing follows the answer.
             await self._questions.sent(outcomes.policy.slow_timeout)
             self._questions = None  # It knows this request, which would wait for the collector.
+        if self._reports is not None:
+            # Its handler may end while who sent it again gets what was reported before (KEY21).
+            await self._reports.repeated()
         is_shared = self.waiters[0] is not self.waiters[-1]
         finish = self._for_sender if is_shared or self.record is not None else None
         for waiter in self.waiters:
@@ -589,11 +592,12 @@ class RunningRequest:
             if not self._reports.add(params):
                 await self._reports.repeated()
                 return
-        await self._report_to(self.listener, params)
+        if not self.done:
+            await self._report_to(self.listener, params)
 
     async def _report_to(self, waiter: Call, params: Mapping[str, Any]) -> None:
         token = waiter.request.token
-        if token is None or self.done:
+        if token is None:
             return
         if self._call.instead:
             params = restored(params, self._call.instead)
