@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -204,6 +204,35 @@ class RequestKeys:
         keys._answers, keys._known = answers, known
         keys._finished, keys._answered = finished, answered
         return keys
+
+    @classmethod
+    def of(
+        cls,
+        entries: Sequence[tuple[RequestKey, KeyedRequest]],
+        *,
+        max_bytes: int,
+        lifetime: float,
+    ) -> RequestKeys:
+        """Return all keys of a session.
+
+        Args:
+            entries: As :meth:`in_order` has them.
+        """
+        answers = sum(len(entry.outcome) for _, entry in entries)
+        return cls.restored(
+            max_bytes=max_bytes,
+            lifetime=lifetime,
+            size=answers + sum(key_cost(key) for key, _ in entries),
+            answers=answers,
+            known=dict(entries),
+            finished=deque(key for key, entry in entries if entry.state is not KeyState.RUNNING),
+            answered=deque(key for key, entry in entries if entry.state is KeyState.ANSWERED),
+        )
+
+    def in_order(self) -> list[tuple[RequestKey, KeyedRequest]]:
+        """Those that finished, in that order, and then those that run."""
+        running = [key for key, entry in self._known.items() if entry.state is KeyState.RUNNING]
+        return [(key, self._known[key]) for key in (*self._finished, *running)]
 
     @property
     def answer_bytes(self) -> int:

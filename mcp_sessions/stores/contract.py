@@ -48,6 +48,7 @@ from mcp_sessions.stores.records import (
     SessionRecord,
     StreamHead,
 )
+from mcp_sessions.stores.whole_sessions import WholeSessions
 
 
 class StateConflict(SessionsError):
@@ -67,7 +68,7 @@ CHANGES_AT_ONCE = 8
 half a millisecond, in which nobody else is served."""
 
 
-class SessionStore(Ends, Protocol):
+class SessionStore(Ends, WholeSessions, Protocol):
     """Stores sessions. The module's first lines say which rules always hold.
 
     Every method may raise :class:`~mcp_sessions.errors.StoreUnavailable`. It is then unknown

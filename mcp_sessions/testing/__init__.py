@@ -32,6 +32,7 @@ from mcp_sessions.testing import (
     life_checks,
     log_checks,
     sleeping,
+    whole_checks,
 )
 from mcp_sessions.testing.parts import Check, MakeStore, MakeTwoStores
 
@@ -56,6 +57,7 @@ STORE_CHECKS: Sequence[Check] = (
     *log_checks.CHECKS,
     *belongings_checks.CHECKS,
     *change_checks.CHECKS,
+    *whole_checks.CHECKS,
 )
 """The rules, by name. Run them one by one to see which of them a store breaks."""
 

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.cli import acp, bridge, config, conformance, keygen, keys, serve_options, sessions
+from mcp_sessions.cli import (
+    acp,
+    bridge,
+    config,
+    conformance,
+    keygen,
+    keys,
+    serve_options,
+    sessions,
+    store,
+)
 from mcp_sessions.cli.arguments import OneLineParser
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +33,7 @@ MAKERS = {
     "keys": keys.make_parser,
     "keygen": keygen.make_parser,
     "sessions": sessions.make_parser,
+    "store": store.make_parser,
 }
 
 

@@ -20,6 +20,7 @@ from mcp_sessions.testing import (
     life_checks,
     log_checks,
     sleeping,
+    whole_checks,
 )
 from tests.stores.every_store import every_exchange, every_store
 
@@ -66,6 +67,7 @@ async def test_an_exchange_keeps_its_contract(
                 log_checks,
                 belongings_checks,
                 change_checks,
+                whole_checks,
             ),
             "make",
         ),

@@ -41,6 +41,7 @@ from mcp_sessions.stores.limits import (
 )
 from mcp_sessions.stores.memory.memory_events import EventsInMemory
 from mcp_sessions.stores.memory.tables import Expiring, MemorySession, Owner, Tables, json_size
+from mcp_sessions.stores.memory.whole_in_memory import session_of, whole_of
 from mcp_sessions.stores.record_changes import (
     RecordChange,
     RenewEvents,
@@ -59,6 +60,7 @@ from mcp_sessions.stores.records import (
     SessionRecord,
     StoredState,
 )
+from mcp_sessions.stores.whole_sessions import WholeSession
 
 
 class EndsInMemory(Tables):
@@ -345,4 +347,30 @@ class MemoryStore(EventsInMemory, Expiring, EndsInMemory):
             return False
         check_data(json_size(dict(value)), self._policy)
         session.data = Data(copy.deepcopy(dict(value)), expected_version + 1)
+        return True
+
+    # --- whole sessions --------------------------------------------------------------------------
+
+    async def session_ids(self) -> Sequence[SessionId]:
+        return list(self._sessions)
+
+    async def whole(self, session_id: SessionId) -> WholeSession | None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        return copy.deepcopy(whole_of(session, self._relayed.get(session_id, {})))
+
+    async def add_whole(self, whole: WholeSession) -> bool:
+        record = whole.record
+        session_id, principal = record.session_id, record.principal
+        if session_id in self._sessions:
+            return False
+        self._sessions[session_id] = session_of(copy.deepcopy(whole), self._window, self._policy)
+        self._by_principal.setdefault(principal, Owner(principal)).sessions += 1
+        if whole.carried:
+            self._relayed[session_id] = dict(whole.carried)
+        for uri in record.client.subscriptions:
+            self._by_uri.setdefault(uri, {})[session_id] = None
+        if record.life.expires_at != math.inf:
+            heapq.heappush(self._deadlines, (record.life.expires_at, session_id))
         return True

@@ -399,6 +399,15 @@ class PostgresEngine:
         )  # fmt: skip
         return [SessionRow(*row) for row in rows]
 
+    async def keys(self, session_id: SessionId) -> list[KeyRow]:
+        if not SESSION_ID.fullmatch(session_id):
+            return []
+        rows = await self._link.fetch(
+            f"SELECT {_KEY}, k.outcome FROM keys k WHERE sid = $1 ORDER BY finished NULLS LAST",
+            session_id,
+        )
+        return [KeyRow(*row) for row in rows]
+
     async def ids(self, after: str, limit: int) -> list[SessionId]:
         rows = await self._link.fetch(
             "SELECT sid FROM sessions WHERE mode = ANY($1::text[]) AND sid > $2"

@@ -48,6 +48,7 @@ from mcp_sessions.stores.redis.redis_connection import (
 )
 from mcp_sessions.stores.redis.redis_events import EventsInRedis
 from mcp_sessions.stores.redis.redis_sessions import LivesInRedis
+from mcp_sessions.stores.redis.redis_whole import WholeInRedis
 
 
 def check_url(url: str) -> None:
@@ -105,7 +106,7 @@ OLDEST_VERSION = 7
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
 
 
-class RedisStore(LivesInRedis, EventsInRedis, BelongingsInRedis):
+class RedisStore(LivesInRedis, EventsInRedis, BelongingsInRedis, WholeInRedis):
     """A :class:`~mcp_sessions.stores.contract.SessionStore` of Lua scripts."""
 
     name = NAME

@@ -65,6 +65,8 @@ CHANGE_STATE = _load("change_state")
 FINISH = _load("finish")
 LOAD_DATA = _load("load_data")
 REPLACE_DATA = _load("replace_data")
+WHOLE = _load("whole")
+ADD_WHOLE = _load("add_whole")
 
 # Scripts for facts of no single session.
 RESERVE = _load("reserve")

@@ -347,7 +347,7 @@ def read_log(
     return EventLog.restored(counts, window, events, names)
 
 
-def _keyed(row: KeyRow) -> tuple[RequestKey, KeyedRequest]:
+def keyed(row: KeyRow) -> tuple[RequestKey, KeyedRequest]:
     return RequestKey(text_of(row.key)), KeyedRequest(
         row.digest,
         row.runner,
@@ -392,9 +392,9 @@ def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Wind
     before: dict[RequestKey, tuple[KeyState, float, str, str]] = {}
     if counts is not None:
         rows = [*found.finished, *found.answered]
-        known = dict(map(_keyed, rows))
+        known = dict(map(keyed, rows))
         if found.asked_key is not None:
-            name, entry = _keyed(found.asked_key)
+            name, entry = keyed(found.asked_key)
             known[name] = entry
         before = {name: _state_of(entry) for name, entry in known.items()}
         session.keys = RequestKeys.restored(

@@ -30,6 +30,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.limits import check_peer, check_sessions
+from mcp_sessions.stores.memory.whole_in_memory import session_of
 from mcp_sessions.stores.records import (
     Admitted,
     AppendedChange,
@@ -37,6 +38,7 @@ from mcp_sessions.stores.records import (
     CurrentUse,
     Peer,
     ServerChange,
+    SessionClient,
     SessionRecord,
     StreamHead,
 )
@@ -46,10 +48,12 @@ from mcp_sessions.stores.sql.session_rows import (
     Change,
     Counts,
     Found,
+    KeyRow,
     SessionRow,
     Stored,
     Wanted,
     change_of,
+    keyed,
     new_row,
     owner_of,
     record_of,
@@ -57,6 +61,7 @@ from mcp_sessions.stores.sql.session_rows import (
     uri_tags,
 )
 from mcp_sessions.stores.sql.steps import NOTHING, Steps, Working
+from mcp_sessions.stores.whole_sessions import WholeSession, whole_log
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +122,10 @@ class Engine(Protocol):
     async def tagged(self, tag: int, after: str, limit: int) -> list[SessionRow]: ...
 
     async def every(self, owner: bytes | None, after: str, limit: int) -> list[SessionRow]: ...
+
+    async def keys(self, session_id: SessionId) -> list[KeyRow]:
+        """All of a session: those that finished, in that order, and then those that run."""
+        ...
 
     async def ids(self, after: str, limit: int) -> list[SessionId]:
         """Sessions of the modes that the server's changes are for, in order of their ids."""
@@ -549,6 +558,69 @@ class SqlStore(Steps):
             records += [self._record(row) for row in rows]
             after = rows[-1].sid
         return records
+
+    # --- whole sessions --------------------------------------------------------------------------
+
+    async def session_ids(self) -> Sequence[SessionId]:
+        ids: list[SessionId] = []
+        while rows := await self._engine.every(None, ids[-1] if ids else "", PAGE):
+            ids += [SessionId(row.sid) for row in rows]
+        return ids
+
+    async def whole(self, session_id: SessionId) -> WholeSession | None:
+        for _ in range(TRIES):
+            _, held = await self._read([session_id], Wanted(data=True))
+            if not held:
+                return None
+            (before,) = held
+            names = [name for name, log in before.logs.items() if len(log)]
+            keys = await self._engine.keys(session_id)
+            logs = dict(before.logs)
+            # The last of them says that nothing has changed since the first.
+            for name in names or [EVENTS]:
+                _, again = await self._read([session_id], Wanted(stream=name, after=-1))
+                if not again or again[0].row.version != before.row.version:
+                    break
+                logs |= {name: again[0].logs[name]} if name in names else {}
+            else:
+                return WholeSession(
+                    before.session.record,
+                    before.data,
+                    {name: whole_log(log) for name, log in logs.items()},
+                    [keyed(row) for row in keys],
+                    before.carried,
+                )
+        raise StoreUnavailable(_BUSY)
+
+    async def add_whole(self, whole: WholeSession) -> bool:
+        record = whole.record
+        session_id = record.session_id
+        session = session_of(whole, self._memory.window, self._policy)
+        client = SessionClient(record.client.peer)
+        bare = SessionRecord(session_id, record.mode, record.principal, record.life, client)
+        for _ in range(TRIES):
+            async with self._creating.of(None):
+                # No limit counts here, so nobody's own are counted.
+                counts = await self._engine.count(b"")
+                # Until all of it is there its time is over: nobody gets a part of it.
+                row = new_row(bare, None, counts.line)._replace(expires_at=_OVER, due_at=_OVER)
+                is_added = await self._engine.add(row, counts.made)
+            if not is_added:
+                known = await self._engine.read([session_id], NOTHING)
+                if known and known[0].row.expires_at != _OVER:
+                    return False
+                if known:
+                    await self._engine.remove([(session_id, known[0].row.version)])
+                continue
+            _, held = self._working(await self._engine.read([session_id], NOTHING), NOTHING)
+            changes = [change_of(each, session, whole.carried, None, 0.0) for each in held]
+            if await self._engine.write([each for each in changes if each is not None]):
+                return True
+        raise StoreUnavailable(_BUSY)
+
+
+_OVER = 0.0
+"""The deadline of a session that is not whole yet."""
 
 
 def unreadable(failed: Exception) -> StoreRefused:

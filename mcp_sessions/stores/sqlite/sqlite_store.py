@@ -92,7 +92,7 @@ from mcp_sessions.stores.records import (
 from mcp_sessions.stores.sql.session_rows import Wanted, loads, owner_of, text_bytes
 from mcp_sessions.stores.sql.sql_store import unreadable
 from mcp_sessions.stores.sql.steps import NOTHING, Steps, Working
-from mcp_sessions.stores.sqlite import rows
+from mcp_sessions.stores.sqlite import rows, whole_rows
 from mcp_sessions.stores.sqlite.rows import (
     FileSession,
     NotedKeys,
@@ -104,6 +104,7 @@ from mcp_sessions.stores.sqlite.schema import Durability
 from mcp_sessions.stores.sqlite.served_file import SMALL
 from mcp_sessions.stores.sqlite.sqlite_ends import EndsInFile
 from mcp_sessions.stores.sqlite.writer import Read, Write
+from mcp_sessions.stores.whole_sessions import WholeSession
 
 logger = logging.getLogger(__name__)
 
@@ -786,6 +787,22 @@ class SQLiteStore(Steps, EndsInFile):
                 found.append((self._memory.find(each.session_id) or each).record)
             if len(page) < _PAGE:
                 return found
+
+    async def session_ids(self) -> Sequence[SessionId]:
+        return await self._writer.call(Read(lambda tx: whole_rows.session_ids(tx.execute)))
+
+    async def whole(self, session_id: SessionId) -> WholeSession | None:
+        def work(tx: Transaction) -> WholeSession | None:
+            try:
+                return whole_rows.whole(tx.execute, session_id)
+            except rows.UNREADABLE as failed:
+                raise unreadable(failed) from failed
+
+        return await self._writer.call(Read(work))
+
+    async def add_whole(self, whole: WholeSession) -> bool:
+        new_log = self._new_log.__next__
+        return await self._writer.call(lambda tx: whole_rows.add_whole(tx.execute, whole, new_log))
 
     async def subscribers(self, uri: str) -> Sequence[SessionId]:
         return [session_id for _, session_id in await self._subscribers(uri, 0, -1)]
