@@ -23,6 +23,7 @@ from mcp_sessions.seldom import Seldom
 from tests.support.forking import fork_programs
 from tests.support.postgres_server import stop_shared_postgres
 from tests.support.redis_server import stop_shared_redis
+from tests.support.sentinel_server import stop_shared_sentinels
 from tests.support.unseen import Unseen
 
 # Without it every run would rewrite the asserts of every file again, in each of its processes,
@@ -143,4 +144,5 @@ def no_server_is_left() -> Generator[None]:
     """The servers that tests share are started by the first that needs them, and stopped here."""
     yield
     stop_shared_redis()
+    stop_shared_sentinels()
     stop_shared_postgres()

@@ -9,7 +9,8 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 
-_REDIS = frozenset({"redis", "rediss", "valkey", "valkeys", "unix"})
+_SERVERS = ("redis", "rediss", "valkey", "valkeys")
+_REDIS = frozenset({*_SERVERS, "unix", *(f"{each}+sentinel" for each in _SERVERS)})
 _POSTGRES = frozenset({"postgresql", "postgres"})
 SQLITE_SHAPE = "sqlite:///relative.db or sqlite:////absolute.db"
 
@@ -22,7 +23,8 @@ def open_store(url: str | os.PathLike[str]) -> SessionStore:
             ``sqlite:///relative.db`` or
             ``sqlite:////absolute.db``: a file; ``?durability=full`` for one that survives a
             power loss too. ``redis://``, ``rediss://``, ``valkey://``, ``valkeys://``,
-            ``unix://``: Redis or Valkey; ``?namespace=…`` where several share it.
+            ``unix://``: Redis or Valkey; ``?namespace=…`` where several share it. Behind Sentinel:
+            ``redis+sentinel://host1,host2/service``.
             ``postgresql://``: Postgres; ``?schema=…`` where several share it.
 
     Raises:
@@ -66,7 +68,7 @@ def open_store(url: str | os.PathLike[str]) -> SessionStore:
         path, durability = sqlite_file(url)
         return SQLiteStore(path, cast("Durability", durability))
     known = f"memory://, {SQLITE_SHAPE}, redis://, rediss://, valkey://, valkeys://, unix://, "
-    known += "postgresql://"
+    known += "redis+sentinel://, rediss+sentinel://, postgresql://"
     raise ConfigurationError(
         f"unknown store {scheme or url.partition(':')[0]!r}: use one of {known}"
     )

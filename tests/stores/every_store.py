@@ -13,6 +13,7 @@ from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from mcp_sessions.testing import MakeStore, MakeTwoStores
 from tests.support.postgres_server import postgres_store, two_postgres_stores
 from tests.support.redis_server import redis_store, two_redis_stores
+from tests.support.sentinel_server import sentinel_store, two_sentinel_stores
 
 
 def sqlite_store() -> SQLiteStore:
@@ -35,6 +36,7 @@ STORES: Mapping[str, MakeStore] = {
     "memory": MemoryStore,
     "postgres": postgres_store,
     "redis": redis_store,
+    "redis-behind-sentinel": sentinel_store,
     "sqlite": sqlite_store,
 }
 """Name → how to make one that is empty and not open yet."""
@@ -43,12 +45,14 @@ EXCHANGES: Mapping[str, MakeTwoStores] = {
     "in-one-process": two_shared_stores,
     "postgres": two_postgres_stores,
     "redis": two_redis_stores,
+    "redis-behind-sentinel": two_sentinel_stores,
 }
 """Name → how to make two that share everything."""
 
 MARKS: Mapping[str, pytest.MarkDecorator] = {
     "postgres": pytest.mark.postgres,
     "redis": pytest.mark.redis,
+    "redis-behind-sentinel": pytest.mark.redis,
 }
 """Name → what leaves its tests out, where something must be there for them."""
 

@@ -29,6 +29,7 @@ from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, Respons
 from mcp_sessions.background import watched
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.stores.redis.refusals import unavailable
+from mcp_sessions.stores.redis.sentinel import SUFFIX, sentinel_pool
 
 TIMEOUT = 3.0
 """Seconds that an answer, or a connection, may take if nothing else is said."""
@@ -66,12 +67,13 @@ class Connection(Protocol):
 MakeConnection = Callable[[], Connection]
 
 
-def connections_to(url: str) -> MakeConnection:
+def connections_to(url: str, timeout: float = TIMEOUT) -> MakeConnection:
     """Return a function that makes connections to the Redis that ``url`` names.
 
     Args:
         url: ``redis://``, ``rediss://``, ``valkey://``, ``valkeys://`` or ``unix://``, with the
-            options of redis-py in its query.
+            options of redis-py in its query; or all but the last with ``+sentinel``.
+        timeout: Seconds in which a connection is made.
 
     Raises:
         ConfigurationError: It names none, or an option is unknown. The text holds nothing of
@@ -82,15 +84,18 @@ def connections_to(url: str) -> MakeConnection:
     # The timeouts are ours: a shared connection always has a reader that waits.
     query = urlencode([pair for pair in parse_qsl(parts.query) if "timeout" not in pair[0]])
     plain = urlunsplit((scheme, parts.netloc, parts.path, query, ""))
-    make = getattr(ConnectionPool, "from_url")  # noqa: B009 - its types are partly unknown
+    from_url = getattr(ConnectionPool, "from_url")  # noqa: B009 - its types are partly unknown
+    options = {
+        "socket_timeout": None,
+        "socket_connect_timeout": TIMEOUT,
+        "protocol": 2,
+        "client_name": "mcp-sessions",
+    }
     try:
-        pool = make(
-            plain,
-            socket_timeout=None,
-            socket_connect_timeout=TIMEOUT,
-            protocol=2,
-            client_name="mcp-sessions",
-        )
+        if scheme.endswith(SUFFIX):
+            pool = sentinel_pool(plain, timeout, **options)
+        else:
+            pool = from_url(plain, **options)
         pool.make_connection()
     except (ValueError, TypeError, RedisError) as failed:
         # redis-py says which one in words of its own, between which there may be a value.
@@ -115,6 +120,8 @@ async def connected(make: MakeConnection, timeout: float) -> Connection:
     except Exception as failed:
         # For what is no answer the client library raises whatever its parsing does.
         await connection.disconnect(nowait=True)
+        if isinstance(failed, StoreUnavailable):
+            raise
         raise unavailable(failed, connection, connecting=True) from failed
     except BaseException:
         await connection.disconnect(nowait=True)

@@ -49,6 +49,7 @@ from mcp_sessions.stores.redis.redis_connection import (
 from mcp_sessions.stores.redis.redis_events import EventsInRedis
 from mcp_sessions.stores.redis.redis_sessions import LivesInRedis
 from mcp_sessions.stores.redis.redis_whole import WholeInRedis
+from mcp_sessions.stores.redis.sentinel import SUFFIX, check_sentinel_url
 
 
 def check_url(url: str) -> None:
@@ -62,6 +63,9 @@ def check_url(url: str) -> None:
     scheme = parts.scheme
     if "?namespace=" in parts.query:
         raise ConfigurationError(f"a {scheme}:// URL has one ?: write & before namespace=")
+    if scheme.endswith(SUFFIX):
+        check_sentinel_url(url)
+        return
     if scheme == "unix":
         if len(parts.path) < 2:
             raise ConfigurationError("a unix:// URL names a socket: unix:///run/redis.sock")
@@ -126,7 +130,8 @@ class RedisStore(LivesInRedis, EventsInRedis, BelongingsInRedis, WholeInRedis):
 
         Args:
             url: ``redis://``, ``rediss://``, ``valkey://``, ``valkeys://`` or ``unix://``; its
-                query may hold ``namespace``, ``timeout`` and the options of redis-py.
+                query may hold ``namespace``, ``timeout`` and the options of redis-py. All but the
+                last also with Sentinels: ``redis+sentinel://host1,host2/service``.
             namespace: The beginning of every key, for stores that share one Redis; 1 to 64 of
                 ``A-Z a-z 0-9 _ . : -``. None: ``mcp-sessions``.
             timeout: Seconds that an answer may take; None: 3.
@@ -150,7 +155,7 @@ class RedisStore(LivesInRedis, EventsInRedis, BelongingsInRedis, WholeInRedis):
         if not 0 < timeout < math.inf:
             raise ConfigurationError("a store's timeout is a positive number of seconds")
         self._url = urlunsplit(parts._replace(query=urlencode(options)))
-        make = connections_to(self._url)
+        make = connections_to(self._url, timeout)
         super().__init__(RedisLink(make, timeout), namespace, clock)
         self.exchange: Exchange | None = RedisExchange(
             make, self._link, namespace, self._key, self.claim
