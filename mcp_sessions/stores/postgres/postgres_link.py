@@ -49,7 +49,7 @@ _UNDONE = 20
 """How often a statement that was undone is sent again."""
 
 _REFUSALS = {
-    "08P01": "is behind a pooler in transaction mode. Name the server, or pool sessions",
+    "08P01": "is behind a pooler that refuses the connection. Look at its log",
     "53100": "has a full disk: it refuses writes. Make room",
     "53200": "is out of memory",
     "53300": "has too many connections (max_connections). Allow more, or use a pooler",
@@ -68,6 +68,9 @@ _KINDS_FOR_CLIENTS = {
     "42501": "credentials",
 }  # fmt: skip
 """The words for clients."""
+
+_OF_OTHERS = asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError
+"""A statement was prepared on another connection than the one that it is used on."""
 
 _COMES_BACK = "57P"
 """A server that comes back by itself."""
@@ -127,18 +130,55 @@ class PostgresLink:
             raise type(self._failed)(*self._failed.args)
         try:
             async with asyncio.timeout(self.timeout):
-                return await asyncpg.connect(
-                    self._url,
-                    timeout=self.timeout,
-                    command_timeout=self.timeout,
-                    server_settings=self._settings(),
+                connection = await asyncpg.connect(
+                    self._url, timeout=self.timeout, command_timeout=self.timeout
                 )
+                await self._begin(connection)
+                return connection
         except FAILURES as failed:
             self._failed, self._rests_until = self.explained(failed), loop.time() + REST
             raise self._failed from failed
 
-    def _settings(self) -> dict[str, str]:
-        return {"search_path": self.schema, "application_name": "mcp-sessions", "jit": "off"}
+    async def _begin(self, connection: asyncpg.Connection[Any]) -> None:
+        # Not as the connection is made: a pooler refuses settings that it does not know.
+        await connection.execute(
+            f'SET search_path TO "{self.schema}"; SET application_name TO "mcp-sessions";'
+            " SET jit TO off"
+        )
+
+    async def check_pooler(self) -> None:
+        """Refuse a pooler that hands a connection on between two statements.
+
+        Raises:
+            StoreRefused: It does. What is set, and what is listened to, would be another client's.
+        """
+        connection = await self.connect()
+        try:
+            if await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid():
+                return
+            heard = asyncio.Event()
+            channel = f"mcps_{random.getrandbits(64):x}"
+
+            def hear(*_: object) -> None:
+                heard.set()
+
+            await connection.add_listener(channel, hear)
+            await self.fetch("SELECT pg_notify($1, '')", channel)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.timeout):
+                    await heard.wait()
+            is_ours = heard.is_set()
+        except _OF_OTHERS:
+            is_ours = False
+        except FAILURES as failed:
+            raise self.explained(failed) from failed
+        finally:
+            connection.terminate()
+        if not is_ours:
+            raise StoreRefused(
+                f"{self.name} is behind a pooler in transaction mode. Name the server, or pool "
+                "sessions"
+            )
 
     async def _opened(self) -> asyncpg.Pool[Any]:
         async with self._opening:
@@ -159,7 +199,7 @@ class PostgresLink:
                         timeout=self.timeout,
                         command_timeout=self.timeout,
                         connection_class=_Connection,
-                        server_settings=self._settings(),
+                        init=self._begin,
                     )
                     async with pool.acquire():
                         pass

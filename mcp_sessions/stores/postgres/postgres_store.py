@@ -78,8 +78,10 @@ class PostgresStore(SqlStore):
 
         Raises:
             ConfigurationError: The server is too old, or a newer release made the tables.
+            StoreRefused: It is behind a pooler in transaction mode.
         """
         await super().open(policy)
+        await self._link.check_pooler()
         (row,) = await self._link.fetch(
             "SELECT current_setting('server_version_num')::int, to_regclass('versions') IS NOT NULL"
         )
