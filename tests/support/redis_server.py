@@ -145,10 +145,18 @@ def binary() -> str:
 
 
 def _port() -> int:
-    """A port that was free a moment ago. A cluster's bus is on another one, 10000 above."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port if port <= 55_535 else port - 20_000
+    """A port that was free a moment ago, and so was that of a cluster's bus, 10000 above."""
+    for _ in range(100):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port: int = listener.getsockname()[1]
+        port = port if port <= 55_535 else port - 20_000
+        try:
+            for each in (port, port + 10_000):
+                socket.create_server(("127.0.0.1", each)).close()
+        except OSError:
+            continue
+        return port
+    raise AssertionError("no two ports of this machine are free")
 
 
 @contextmanager
