@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+# Each module of a package is imported first and alone: some hundred starts' worth of work.
+pytestmark = pytest.mark.timeout(160)
+
 HEAVY = ("mcp", "mcp_types", "fastmcp", "pydantic", "starlette", "uvicorn", "anyio", "asyncio")
 OURS = ("mcp_sessions", "mcp_sessions_transports")
 
@@ -50,7 +53,7 @@ def loaded_after(*codes: str, cwd: Path) -> list[set[str]]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
     )
     assert done.returncode == 0, done.stderr
     # The message of a wrong option is on the same stream.
