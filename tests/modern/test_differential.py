@@ -124,7 +124,8 @@ async def test_discover_says_one_thing_more(kind: EverythingKind) -> None:
     capabilities = result["capabilities"]
     assert capabilities["sessions"] == {}
     ours = capabilities["extensions"][EXTENSION]
-    assert set(ours) == {"window", "requestKeys", "routing", "transports", "features"}
+    assert set(ours) == {"window", "requestKeys", "routing", "transports", "features", "level"}
+    assert ours["level"] == "full"
     assert ours["window"] == {"maxEvents": 1_000, "maxBytes": 1_048_576, "maxAge": 3_600}
     assert ours["requestKeys"] == {"lifetime": 3_600, "maxBytes": 1_048_576}
 
