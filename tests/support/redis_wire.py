@@ -47,8 +47,8 @@ def redis_wire() -> Generator["Wire"]:
     """Until the block ends, stores in Redis are made with connections that time waits for."""
     wire = Wire()
 
-    def watched_connections_to(url: str) -> MakeConnection:
-        make = connections_to(url)
+    def watched_connections_to(url: str, timeout: float) -> MakeConnection:
+        make = connections_to(url, timeout)
         return lambda: _Watched(make(), wire)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -202,7 +202,7 @@ class RedisStore(LivesInRedis, EventsInRedis, BelongingsInRedis, WholeInRedis):
 
     async def _use_cluster(self, seed: RedisLink) -> None:
         def make_for(host: str, port: int) -> MakeConnection:
-            return connections_to(url_of_node(self._url, host, port))
+            return connections_to(url_of_node(self._url, host, port), seed.timeout)
 
         cluster = self._link = ClusterLink(seed, make_for)
         await cluster.learn()
