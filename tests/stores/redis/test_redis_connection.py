@@ -5,10 +5,9 @@ import gc
 from typing import Any, cast
 
 import pytest
-from redis.asyncio import connection as redis_connection
 
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.stores.redis.redis_connection import Connection, RedisLink
+from mcp_sessions.stores.redis.redis_connection import Connection, RedisLink, connections_to
 
 pytestmark = pytest.mark.anyio
 
@@ -105,9 +104,10 @@ async def test_a_command_to_a_connection_that_was_closed_just_now_fails_as_redis
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port: int = server.sockets[0].getsockname()[1]
         made: list[Any] = []
+        connection_to_it = connections_to(f"redis://127.0.0.1:{port}")
 
         def make() -> Connection:
-            made.append(redis_connection.Connection(port=port, protocol=2, driver_info=None))
+            made.append(connection_to_it())
             return cast(Connection, made[-1])
 
         link = RedisLink(make, 60.0)
