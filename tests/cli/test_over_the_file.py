@@ -196,7 +196,7 @@ def test_a_layer_of_a_file_gets_api_keys(keys: str, here: Path) -> None:
 
 
 def server() -> Any:
-    return StdioServer("python", "-S", CHILD)
+    return StdioServer(sys.executable, "-S", CHILD)
 
 
 def test_a_layer_in_python_takes_api_keys(keys: str) -> None:

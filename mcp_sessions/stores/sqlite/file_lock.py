@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -33,6 +34,8 @@ _QUIET = 0.3
 moment."""
 
 _held: set[str] = set()
+_taking = threading.Lock()
+"""Two event loops of this process may ask at once, and the system would let both have it."""
 
 
 class Locked(Exception):
@@ -70,6 +73,11 @@ class FileLock:
         """
         if fcntl is None:
             raise ConfigurationError("this system has no POSIX file locks, which sqlite:// needs")
+        with _taking:
+            self._acquire()
+
+    def _acquire(self) -> None:
+        assert fcntl is not None
         if self._path in _held:
             raise Locked(os.getpid())
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -117,9 +125,10 @@ class FileLock:
 
     def release(self) -> None:
         if self._file is not None:
-            os.close(self._file)
-            self._file = None
-            _held.discard(self._path)
+            with _taking:
+                os.close(self._file)
+                self._file = None
+                _held.discard(self._path)
 
 
 def _is_at(file: int, path: str) -> bool:
