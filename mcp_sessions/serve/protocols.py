@@ -42,6 +42,9 @@ MAX_HEADER = 65_536
 MAX_FIELDS = 1_000
 """Fields of a header, and of what follows a chunked body."""
 
+MAX_WAITING = 65_536
+"""Bytes after which no more are read while a request before them has no whole response."""
+
 _SLICE = 2_048
 """Bytes of frames, headers or chunks that are parsed at a time: some 300 of the smallest, in 1 ms.
 """
@@ -155,7 +158,7 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
     Rules, in addition to those of ``open_connections.py``:
 
     1. A request is parsed when the one before it has its whole response. Until then its bytes wait,
-       and no more of them are read.
+       and after :data:`MAX_WAITING` no more of them are read.
     2. An offer in ``Upgrade`` that is not taken is ignored (RFC 9110, 7.8).
     """
 
@@ -243,11 +246,16 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
         return False
 
     def _keep_waiting(self) -> bool:
-        """Read no more while some of it waits. Return whether it can be parsed now."""
-        self.transport.pause_reading()
+        """Keep what waits within its bound. Return whether it can be parsed now."""
+        is_next = not self._is_answering()
+        if is_next or len(self._unparsed) >= MAX_WAITING:
+            self.transport.pause_reading()
+        else:
+            # Only who reads notices that a peer has left.
+            self.transport.resume_reading()
         # An application that waits for its client to leave would have the library read on.
         self.flow.read_paused = False
-        return not self._is_answering()
+        return is_next
 
     def _parse(self, data: bytes | bytearray) -> int:
         """Parse a slice, and what is here of a body whose length is known. Return how many bytes

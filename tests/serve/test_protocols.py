@@ -20,7 +20,8 @@ from mcp_sessions.serve.open_connections import ConnectionLimits
 from mcp_sessions.serve.protocols import LimitedHttp
 from mcp_sessions.serve.uvicorn_server import HttpSettings, http_config
 from tests.serve.test_delayed_refusals import GOOD, UPGRADE, expect_answered, served
-from tests.support.hostile import closed_by_peer, hostile
+from tests.support.hostile import WITHIN, closed_by_peer, hostile
+from tests.support.raw import at_most
 
 MASK = bytes([1, 2, 3, 4])
 FIN, TEXT, CLOSE, PING, PONG = 0x80, 0x1, 0x8, 0x9, 0xA
@@ -182,6 +183,31 @@ async def test_a_frame_before_the_answer_to_the_handshake_waits_for_it(
         writer.close()
         await ended.wait()
     assert not caplog.records
+
+
+@pytest.mark.anyio
+async def test_a_peer_that_leaves_is_noticed_while_another_request_of_it_waits() -> None:
+    """Rule 1 of HTTP. Before, an event stream stood until its next comment found nobody."""
+    runs, left = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/stream":
+            runs.set()
+            while (await receive())["type"] != "http.disconnect":
+                continue
+            left.set()
+            return
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with served(app=app) as setup:
+        stream = b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
+        _, writer = await setup.send(stream + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await at_most(WITHIN, runs.wait())
+        # The server has read both when it has answered another connection.
+        await expect_answered(await setup.send(GOOD))
+        writer.transport.abort()
+        await at_most(WITHIN, left.wait())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")
