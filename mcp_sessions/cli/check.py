@@ -257,7 +257,14 @@ async def _say_store(report: Report, options: argparse.Namespace, served: Checke
         report.wrong("store", f"{served.store_name} cannot be shared: --workers needs redis://...")
         return
     try:
-        report.say("store", f"{served.store_name}: {await look(store, served.policy)}")
+        found = await look(store, served.policy)
+        report.say("store", f"{served.store_name}: {found.state}")
+        if found.round_trip is not None:
+            report.say("round trip", f"{found.round_trip * 1000:.2f} ms")
+        if found.facts is not None:
+            report.say("engine", one_line(f"{found.facts.engine}, {found.facts.durability}"))
+            for loss in found.facts.loses:
+                report.say("loses", one_line(loss))
         check_key_file(store, served.security)
     except SessionsError as failed:
         report.wrong("store", failed)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from mcp_sessions.core.ends import SessionEnd, StoreMade
@@ -11,7 +12,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.ends_contract import end_by_operator
-from mcp_sessions.stores.probe import probe
+from mcp_sessions.stores.probe import Described, EngineFacts, probe
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.urls import open_store, sqlite_file
 
@@ -68,28 +69,43 @@ async def open_for_operator(url: str, ended: OnEnded) -> OperatorStore:
     return SharedStore(store, ended)
 
 
-async def look(store: SessionStore, policy: SessionPolicy) -> str:
-    """Report the state of a store that is not open, as a server would find it. Change nothing.
+@dataclass(frozen=True, slots=True)
+class Looked:
+    state: str
+    facts: EngineFacts | None = None
+    round_trip: float | None = None
+    """Seconds of one command, there and back."""
+
+
+async def look(store: SessionStore, policy: SessionPolicy) -> Looked:
+    """Report the state of a store that is not open, as a server would find it.
 
     Raises:
         ConfigurationError: A server cannot serve from it.
         StoreUnavailable: It cannot be reached, or refuses.
     """
     if store.name == "sqlite":
-        from mcp_sessions.stores.sqlite.sqlite_operator import look_at
+        from mcp_sessions.stores.sqlite.sqlite_operator import facts_of, look_at
         from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 
         if not isinstance(store, SQLiteStore):
             raise AssertionError("no other store has that name")
-        return await asyncio.to_thread(look_at, store.path)
+        state, round_trip = await asyncio.to_thread(look_at, store.path)
+        return Looked(state, facts_of(store.durability), round_trip)
     if not store.survives_process:
-        return "in the memory of the process"
+        return Looked("in the memory of the process")
     await store.open(policy)
     try:
+        # The first one may connect or prepare a statement.
         await probe(store, now=time.time())
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await probe(store, now=time.time())
+        round_trip = loop.time() - began
+        facts = await store.describe() if isinstance(store, Described) else None
     finally:
         await store.close()
-    return "reached, and takes writes"
+    return Looked("reached, and takes writes", facts, round_trip)
 
 
 class SharedStore:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from mcp_sessions.ids import SessionId
@@ -17,6 +18,29 @@ class Probed(Protocol):
         Raises:
             StoreRefused: It is there, and refuses.
             StoreUnavailable: It is away.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    engine: str
+    """Its name and version."""
+
+    durability: str
+    """The settings that decide what is on disk, as they are."""
+
+    loses: tuple[str, ...] = ()
+    """For each setting that loses data: what, and what to set."""
+
+
+@runtime_checkable
+class Described(Protocol):
+    async def describe(self) -> EngineFacts:
+        """Ask the server what it is.
+
+        Raises:
+            StoreUnavailable: It is away, or refuses.
         """
         ...
 

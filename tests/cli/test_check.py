@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import socket
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import trustme
 from mcp_sessions.cli.main import main
 from mcp_sessions.stores.sqlite import schema
 from tests.support.children import CHILD
+from tests.support.postgres_server import postgres_server
 from tests.support.redis_server import redis_server, shared_redis
 from tests.support.serving import INITIALIZE, read_lines, serving
 
@@ -50,6 +52,8 @@ def test_what_a_start_would_do_is_said_and_nothing_is_left(
     assert (status, lines["result"]) == (0, "it can start")
     assert lines["serves"] == sys.executable and "starts: it is child 1" in lines["server"]
     assert lines["store"] == "sqlite:///a.db: a new file"
+    assert lines["engine"] == f"SQLite {sqlite3.sqlite_version}, durability normal"
+    assert "?durability=full" in lines["loses"]
     assert lines["address"] == "127.0.0.1, any free port: free"
     assert lines["environment"] == "MCP_SESSIONS_IDLE_TIMEOUT"
     assert lines["ignored"] == "MCP_SESSIONS_NOTHING: sets no option"
@@ -155,6 +159,72 @@ def test_a_redis_is_reached_and_asked_whether_it_takes_writes(
         wrong = other.url.replace("redis://", "redis://:wrong@")
         status, lines = checked(capsys, "--port", "0", "--store", wrong, *COMMAND)
     assert status == 2 and lines["store"].startswith("WRONG: ") and "wrong@" not in lines["store"]
+
+
+def facts_of(capsys: pytest.CaptureFixture[str], store: str) -> tuple[str, list[str]]:
+    """What is said of a store's engine, and what its settings lose. Its round trip is said, too."""
+    status, lines = checked(capsys, "--port", "0", "--store", store, *COMMAND)
+    assert status == 0, lines
+    assert re.fullmatch(r"\d+\.\d\d ms", lines["round trip"])
+    assert re.match(r"(Redis|Valkey|Postgres|SQLite) \d", lines["engine"])
+    return lines["engine"], lines.get("loses", "").splitlines()
+
+
+def test_a_file_with_full_durability_loses_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema.open_file(tmp_path / "a.db", "full").close()
+    engine, loses = facts_of(capsys, "sqlite:///a.db?durability=full")
+    assert engine == f"SQLite {sqlite3.sqlite_version}, durability full" and loses == []
+
+
+@pytest.mark.redis
+def test_what_the_settings_of_a_redis_lose_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with redis_server() as server:
+        server.ask("CONFIG SET appendonly yes")
+        server.ask("CONFIG SET appendfsync always")
+        server.ask("CONFIG SET maxmemory-policy noeviction")
+        engine, loses = facts_of(capsys, f"{server.url}?timeout=30")
+        assert engine.endswith(", appendonly yes, appendfsync always") and loses == []
+        server.ask("CONFIG SET appendfsync no")
+        server.ask("CONFIG SET maxmemory-policy allkeys-lru")
+        engine, loses = facts_of(capsys, f"{server.url}?timeout=30")
+        assert engine.endswith("appendfsync no") and len(loses) == 2
+        assert "appendfsync" in loses[1] and "noeviction" in loses[0]
+        server.ask("CONFIG SET appendonly no")
+        server.ask("ACL SETUSER default -config")
+        engine, loses = facts_of(capsys, f"{server.url}?timeout=30")
+        assert engine.endswith(", appendonly no") and "appendonly yes" in loses[1]
+
+
+@pytest.mark.redis
+def test_a_redis_that_refuses_config_has_an_unknown_fsync(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with redis_server() as server:
+        server.ask("CONFIG SET appendonly yes")
+        server.ask("ACL SETUSER default -config")
+        engine, loses = facts_of(capsys, f"{server.url}?timeout=30")
+    assert engine.endswith(", appendonly yes, appendfsync unknown") and loses == []
+
+
+@pytest.mark.postgres
+def test_what_the_settings_of_a_postgres_lose_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    # The server of the tests has no fsync.
+    with postgres_server("-c", "synchronous_commit=off") as server:
+        engine, loses = facts_of(capsys, f"{server.url}?timeout=30")
+    assert engine.endswith(", synchronous_commit off, fsync off, full_page_writes on")
+    assert [loss.rpartition("set ")[2] for loss in loses] == ["synchronous_commit on", "fsync on"]
+
+
+@pytest.mark.postgres
+def test_a_postgres_that_waits_for_its_disk_loses_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with postgres_server("-c", "fsync=on") as server:
+        engine, loses = facts_of(capsys, f"{server.url}?timeout=30")
+    assert engine.endswith(", synchronous_commit on, fsync on, full_page_writes on")
+    assert loses == []
 
 
 def test_a_python_server_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from mcp_sessions.stores.postgres import schema
 from mcp_sessions.stores.postgres.postgres_engine import PostgresEngine
 from mcp_sessions.stores.postgres.postgres_exchange import PostgresExchange
 from mcp_sessions.stores.postgres.postgres_link import TIMEOUT, PostgresLink, split_url
+from mcp_sessions.stores.probe import EngineFacts
 from mcp_sessions.stores.shared_clock import SharedClock
 from mcp_sessions.stores.sql.sql_store import SqlStore
 
@@ -113,6 +114,20 @@ class PostgresStore(SqlStore):
             " SET version = excluded.version",
             schema.VERSION,
         )
+
+    async def describe(self) -> EngineFacts:
+        names = ("server_version", "synchronous_commit", "fsync", "full_page_writes")
+        settings = ", ".join(f"current_setting('{name}')" for name in names)
+        ((version, commits, syncs, pages),) = await self._link.fetch(f"SELECT {settings}")
+        loses: list[str] = []
+        if commits == "off":
+            loses.append("the last moments before a crash: set synchronous_commit on")
+        if syncs == "off":
+            loses.append("any part of the database at a crash of the machine: set fsync on")
+        if pages == "off":
+            loses.append("pages that a crash of the machine tears: set full_page_writes on")
+        durability = f"synchronous_commit {commits}, fsync {syncs}, full_page_writes {pages}"
+        return EngineFacts(f"Postgres {version}", durability, tuple(loses))
 
     async def _time(self) -> float:
         ((there,),) = await self._link.fetch("SELECT extract(epoch FROM clock_timestamp())::float8")

@@ -28,14 +28,17 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from redis.exceptions import ResponseError
 
 from mcp_sessions.argument_types import checked
 from mcp_sessions.core.life import idle_times
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.exchange import Exchange
+from mcp_sessions.stores.probe import EngineFacts
 from mcp_sessions.stores.redis.cluster import ClusterLink
 from mcp_sessions.stores.redis.commands import NAME
 from mcp_sessions.stores.redis.pubsub import RedisExchange
@@ -105,6 +108,13 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "mcp-sessions"
 
+
+def _facts(info: bytes) -> dict[str, str]:
+    """The answer of ``INFO``, by name."""
+    lines = info.decode("utf-8", "replace").split("\r\n")
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
 OLDEST_VERSION = 7
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
@@ -171,11 +181,7 @@ class RedisStore(LivesInRedis, EventsInRedis, BelongingsInRedis, WholeInRedis):
         self._window = (policy.max_events, policy.max_bytes, repr(policy.max_age))
         self._idle_times = idle_times(policy)
         answer = await self._command("INFO")
-        about = dict(
-            line.split(":", 1)
-            for line in answer.decode("utf-8", "replace").split("\r\n")
-            if ":" in line
-        )
+        about = _facts(answer)
         version = about.get("redis_version", "0")
         if int(version.partition(".")[0]) < OLDEST_VERSION:
             raise ConfigurationError(
@@ -199,6 +205,45 @@ class RedisStore(LivesInRedis, EventsInRedis, BelongingsInRedis, WholeInRedis):
     async def probe(self) -> None:
         """Probe the server; of a cluster, one node."""
         await self._command("SET", f"{self._namespace}:alive:probe", "1", "PX", 60_000)
+
+    async def describe(self) -> EngineFacts:
+        """Ask the server; of a cluster, each node that has sessions."""
+        each = [await self._described(node) for node in await self._link.nodes()]
+
+        def said(texts: Iterable[str]) -> str:
+            return " and ".join(sorted(set(texts)))
+
+        return EngineFacts(
+            said(facts.engine for facts in each),
+            said(facts.durability for facts in each),
+            tuple(sorted({loss for facts in each for loss in facts.loses})),
+        )
+
+    async def _described(self, node: RedisLink) -> EngineFacts:
+        try:
+            about = _facts(await node.call("INFO"))
+        except ResponseError as refused:
+            raise self._refused(refused, "") from refused
+        try:
+            (_, answer) = await node.call("CONFIG", "GET", "appendfsync")
+            fsync = answer.decode("utf-8", "replace")
+        except (ResponseError, ValueError):
+            # Not every user may ask, and not every service has an answer.
+            fsync = "unknown"
+        valkey = about.get("valkey_version")
+        engine = f"Valkey {valkey}" if valkey else f"Redis {about.get('redis_version', 'unknown')}"
+        loses: list[str] = []
+        if about.get("aof_enabled") == "1":
+            durability = f"appendonly yes, appendfsync {fsync}"
+            if fsync == "no":
+                loses.append("what the system did not write before a crash: set appendfsync")
+        else:
+            durability = "appendonly no"
+            loses.append("what came after the last snapshot, at a restart: set appendonly yes")
+        policy = about.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            loses.append(f"sessions in use, when memory is full: set noeviction, not {policy}")
+        return EngineFacts(engine, durability, tuple(loses))
 
     async def _use_cluster(self, seed: RedisLink) -> None:
         def make_for(host: str, port: int) -> MakeConnection:

@@ -14,6 +14,7 @@ from mcp_sessions.core.log import UNBOUNDED
 from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.ends_contract import end_by_operator
+from mcp_sessions.stores.probe import EngineFacts
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sqlite import rows, schema, sqlite_ends
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
@@ -109,8 +110,17 @@ class SQLiteOperatorStore:
             connection.close()
 
 
-def look_at(path: Path) -> str:
-    """Report the state of a file at a path, as a server would find it.
+def facts_of(durability: schema.Durability) -> EngineFacts:
+    loses = ()
+    if durability == "normal":
+        loses = (
+            "the last moments before a power loss: ?durability=full keeps them (durability normal)",
+        )
+    return EngineFacts(f"SQLite {sqlite3.sqlite_version}", f"durability {durability}", loses)
+
+
+def look_at(path: Path) -> tuple[str, float | None]:
+    """Report the state of a file at a path, as a server would find it, and how long a read took.
 
     Raises:
         ConfigurationError: It cannot be served from.
@@ -126,11 +136,13 @@ def look_at(path: Path) -> str:
             raise ConfigurationError(
                 f"{path} cannot be made: {real_path.parent} is no directory that can be written"
             )
-        return "a new file"
+        return "a new file", None
     if not os.access(real_path, os.W_OK):
         raise ConfigurationError(f"{path} cannot be written: look at its permissions")
     connection = schema.open_for_operator(real_path, any_version=True)
+    began = time.perf_counter()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
+    took = time.perf_counter() - began
     connection.close()
     lock = FileLock(real_path.with_name(real_path.name + "-lock"))
     if lock.path.exists():
@@ -142,8 +154,8 @@ def look_at(path: Path) -> str:
             ) from None
         lock.release()
     if version not in (0, schema.VERSION):
-        return f"reached; a start migrates it from version {version} to {schema.VERSION}"
-    return "reached"
+        return f"reached; a start migrates it from version {version} to {schema.VERSION}", took
+    return "reached", took
 
 
 def _end_here(tx: Transaction, session_id: SessionId) -> bool:
