@@ -49,10 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         file=sys.stderr,
         flush=True,
     )
-    try:
-        layer.run()
-    except KeyboardInterrupt:
-        return types.INTERRUPTED
+    layer.run()
     return 0
 
 

@@ -30,10 +30,7 @@ def main(arguments: Sequence[str]) -> int:
 
     import anyio
 
-    try:
-        return anyio.run(_bridge, options)
-    except KeyboardInterrupt:
-        return types.INTERRUPTED
+    return anyio.run(_bridge, options)
 
 
 async def _bridge(options: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from mcp_sessions.assembly import Assembly
 from mcp_sessions.authentication.fetching import FetchFailed
 from mcp_sessions.cli.access import access_given, access_of
-from mcp_sessions.cli.arguments import INTERRUPTED, USAGE_ERROR, one_line, shown
+from mcp_sessions.cli.arguments import USAGE_ERROR, one_line, shown
 from mcp_sessions.cli.telemetry import described
 from mcp_sessions.core.life import idle_time
 from mcp_sessions.core.messages import members_of
@@ -105,10 +105,7 @@ def check(options: argparse.Namespace, steps: StartSteps) -> int:
     # Only now, since the target's code may set a provider.
     for name, text, is_wrong in described(os.environ, stdio=options.stdio):
         (report.wrong if is_wrong else report.say)(name, text)
-    try:
-        asyncio.run(_reach_all(report, options, served))
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    asyncio.run(_reach_all(report, options, served))
     if report.problems:
         report.say("result", f"{report.problems} wrong: correct the lines above")
         return USAGE_ERROR

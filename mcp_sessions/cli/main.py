@@ -5,7 +5,8 @@ Rules, owned by ``tests/cli/test_main.py``:
 1. An error of the user is one line on stderr, and exit status 2. An unavailable store is one line
    too, and exit status 1: the same command may work later.
 2. If the reader of stdout leaves, as ``head`` does, the command ends without a word.
-3. A command's file is imported only when that command runs: the help must not wait for the MCP SDK.
+3. Ctrl+C is one line, and exit status 130. A server that stopped in order says so itself.
+4. A command's file is imported only when that command runs: the help must not wait for the MCP SDK.
 
 ``--print-completion SHELL`` prints what a shell needs to complete commands and options.
 """
@@ -21,7 +22,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from mcp_sessions import __version__
-from mcp_sessions.cli.arguments import USAGE_ERROR, OneLineParser, one_line
+from mcp_sessions.cli.arguments import INTERRUPTED, USAGE_ERROR, OneLineParser, one_line
 from mcp_sessions.cli.logs import complain
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 
@@ -90,6 +91,9 @@ def _main(command_line: Sequence[str] | None) -> int:
     except StoreUnavailable as error:
         complain(f"mcp-sessions {chosen.command}", one_line(error))
         return STORE_AWAY
+    except KeyboardInterrupt:
+        complain(f"mcp-sessions {chosen.command}", "interrupted")
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     match options.what:
         case "check":
             found = asyncio.run(_check(options))
-            text = f"{_sessions(found.done)} {'is' if found.done == 1 else 'are'} as they should be"
+            text = _all_well(found.done)
         case "dump":
             found = asyncio.run(_dump(options))
             text = f"{_sessions(found.done)} dumped to {options.file}{_key_of(options.store)}"
@@ -114,6 +114,10 @@ def _key_of(url: str) -> str:
 
 def _sessions(count: int) -> str:
     return "1 session" if count == 1 else f"{count} sessions"
+
+
+def _all_well(count: int) -> str:
+    return f"{_sessions(count)} {'is as it' if count == 1 else 'are as they'} should be"
 
 
 def _there(found: Moved) -> str:

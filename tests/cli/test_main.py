@@ -206,3 +206,17 @@ def test_a_reader_that_leaves_ends_the_command_without_a_word(
         os.close(writes)
 
     assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("command", ["acp", "bridge", "serve", "sessions", "store"])
+def test_an_interrupt_is_one_line(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(arguments: list[str]) -> int:
+        """``asyncio.run`` ends so, when SIGINT has cancelled its task."""
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"mcp_sessions.cli.{command}.main", interrupted)
+
+    assert main([command]) == 130
+    assert capsys.readouterr() == ("", f"mcp-sessions {command}: interrupted\n")

@@ -248,6 +248,16 @@ async def test_a_good_store_is_as_it_should_be(
     assert capsys.readouterr() == ("5 sessions are as they should be\n", "")
 
 
+async def test_one_session_is_as_it_should_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = sqlite(tmp_path)
+    async with opened(url) as store:
+        await store.create(Mode.PROTOCOL, ALICE, peer=None, now=time.time())
+    assert await run("check", url) == 0
+    assert capsys.readouterr() == ("1 session is as it should be\n", "")
+
+
 async def faults(url: str, capsys: pytest.CaptureFixture[str], status: int = 1) -> list[str]:
     capsys.readouterr()
     assert await run("check", url) == status
