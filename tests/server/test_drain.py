@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import anyio
 import pytest
 from mcp.server import MCPServer
 from mcp.server.auth.provider import AccessToken
@@ -204,6 +205,35 @@ async def test_what_came_before_is_served_while_it_is_authenticated(
 
         assert text_of(await sent.result()) == "alice good"
         await task
+
+
+async def test_a_listen_outside_of_sessions_holds_up_no_stop_and_ends_with_its_result() -> None:
+    """It never ends by itself. Each stop took the whole grace, and its client got -31012."""
+    server, gate = MCPServer[Any]("gated"), Gate()
+
+    @server.tool()
+    async def wait() -> str:  # pyright: ignore[reportUnusedFunction]
+        await gate.arrive()
+        return "done"
+
+    layer = SessionLayer(server)
+    async with in_process(layer.asgi_app()) as carrier, layer.lifespan():
+        client = ModernClient(carrier)
+        listen = await client.listening(None, lists=("tools",))
+        call = client.call("wait")
+        await gate.started.wait()
+        task = asyncio.create_task(layer.drain(600))
+        await cycles(5)
+        assert not listen.reply.ended and not task.done()
+        gate.go.set()
+        with anyio.fail_after(60):
+            assert text_of(await call.result()) == "done"
+            await task
+            await listen.reply.done()
+        last = listen.messages[-1]
+        assert last["result"]["resultType"] == "complete"
+        about = last["result"]["_meta"]["io.modelcontextprotocol/subscriptionId"]
+        assert about == last["id"]
 
 
 async def test_what_is_on_its_way_may_need_the_listener() -> None:

@@ -114,6 +114,8 @@ class RequestRunner:
     async def drain(self, grace: float, arriving: asyncio.Task[None]) -> int:
         """Let what runs finish for ``grace`` seconds, then end it; how much had to be.
 
+        A listen never finishes by itself: it lasts as long as the others run, and ends in order.
+
         Args:
             arriving: Over when what came before is here.
         """
@@ -123,14 +125,19 @@ class RequestRunner:
         loop, tasks = asyncio.get_running_loop(), self._background.tasks
         until = loop.time() + grace
         # Again: a connection that is served until it is quiet may have asked for more.
-        while waiting := [task for task in (arriving, *tasks) if not task.done()]:
+        while waiting := {task for task in (arriving, *tasks) if not task.done()} - {
+            running.task for running in self.active if running.is_listen
+        }:
             await asyncio.wait(waiting, timeout=max(0, until - loop.time()))
             if loop.time() >= until:
                 break
         self.calls.drain(has_ended=True)
         left = list(self.active)
         for running in left:
-            await running.abort(wire_error(OutcomeUnknown()))
+            if running.is_listen:
+                await running.end_listen()
+            else:
+                await running.abort(wire_error(OutcomeUnknown()))
         for task in list(tasks):
             task.cancel()
         if tasks:
@@ -139,7 +146,7 @@ class RequestRunner:
             await self._questions.rounds.close()
         if self.tasks is not None:
             await self.tasks.close()
-        return len(left)
+        return sum(not running.is_listen for running in left)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something for a request in the background; a drain waits for it."""

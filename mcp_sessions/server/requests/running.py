@@ -12,6 +12,7 @@ from opentelemetry.trace import Span
 from mcp_sessions import method_names
 from mcp_sessions.background import report
 from mcp_sessions.core.handles import HANDLE
+from mcp_sessions.core.listen_messages import SUBSCRIPTION_ID
 from mcp_sessions.core.messages import RequestId, error_body, wire_error
 from mcp_sessions.core.named import LISTS, NAMED
 from mcp_sessions.core.nearness import own_connection
@@ -195,7 +196,20 @@ class RunningRequest:
             if self._task is not None:
                 self._task.stop(error)
             return
-        await self._finish(Outcome(None, error))
+        await self._end(Outcome(None, error))
+
+    @property
+    def is_listen(self) -> bool:
+        """Whether it is a listen outside of sessions."""
+        return self.request.method == method_names.LISTEN
+
+    async def end_listen(self) -> None:
+        """Answer a listen with its result. So its client knows that nothing failed."""
+        about = {SUBSCRIPTION_ID: self.request.id}
+        await self._end(Outcome({"_meta": about, "resultType": "complete"}, None))
+
+    async def _end(self, outcome: Outcome) -> None:
+        await self._finish(outcome)
         # A task that is cancelled before its first step would not close its peer.
         if self.task is not None and self._has_begun:
             self.task.cancel()
