@@ -1,5 +1,7 @@
 """Read the options of ``serve`` from the environment: ``MCP_SESSIONS_PORT`` is ``--port``.
 
+``sessions`` reads the variables of the options that it shares with ``serve``.
+
 Rules, owned by ``tests/cli/test_option_variables.py``:
 
 1. Every option that the help shows has its variable. An option of the command line replaces the
@@ -73,11 +75,8 @@ def parse(
     """
     settings: dict[str, Setting] = {}
     for action in parser.shown_options():
-        option = action.option_strings[-1]
-        variable = variable_of(option)
-        if variable in environment:
-            text = environment[variable]
-            settings[action.dest] = Setting(variable, option, text, _value(variable, action, text))
+        if (setting := setting_of(action, environment)) is not None:
+            settings[action.dest] = setting
     # None: not given. No value on a command line is None.
     parser.set_defaults(**dict.fromkeys(settings))
     options, more = parser.parse_known_args(arguments, namespace)
@@ -88,6 +87,20 @@ def parse(
             del taken["config"]
     merged = {**vars(options), **{name: each.value for name, each in taken.items()}}
     return argparse.Namespace(**merged), more, list(taken.values())
+
+
+def setting_of(action: argparse.Action, environment: Mapping[str, str]) -> Setting | None:
+    """Return what the option's variable says; None: it is not set.
+
+    Raises:
+        ConfigurationError: The variable has a value that its option cannot have.
+    """
+    option = action.option_strings[-1]
+    variable = variable_of(option)
+    text = environment.get(variable)
+    if text is None:
+        return None
+    return Setting(variable, option, text, _value(variable, action, text))
 
 
 def unknown(parser: OneLineParser, environment: Mapping[str, str]) -> list[str]:

@@ -15,18 +15,21 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import re
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from mcp_sessions.cli import arguments as types
+from mcp_sessions.cli.option_variables import Setting, setting_of, variables_named
+from mcp_sessions.cli.tables import print_table
 from mcp_sessions.core.ends import MOST_ENDS, REMEMBERED_FOR, SessionEnd, duration
 from mcp_sessions.core.life import has_come
-from mcp_sessions.core.messages import members_of
+from mcp_sessions.core.messages import encode, members_of
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId, digest
@@ -53,6 +56,13 @@ NOWHERE = "none"
 
 TRANSPORTS = ("http", *_KINDS, NOWHERE)
 
+_DEFAULTS = {
+    "store": None,
+    "idle_timeout": SessionPolicy().idle_timeout,
+    "forget_after": FORGET_AFTER,
+}
+"""Options that are the server's, too: here they have the same variables."""
+
 _EXAMPLES = (
     "mcp-sessions sessions list --store sqlite:///sessions.db --idle 3600",
     "mcp-sessions sessions show --store sqlite:///sessions.db 3f9c",
@@ -62,7 +72,8 @@ _EXAMPLES = (
 _NOTES = """\
 A session is named by the first digits of its digest, 4 or more. The log has the
 digest, too. A whole id works as well, but others see your command line, and an
-id can be a credential."""
+id can be a credential. Options that are the server's can be its variables:
+MCP_SESSIONS_STORE is --store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +95,24 @@ def main(arguments: Sequence[str]) -> int:
     # argparse takes an argument that begins with a dash for an option.
     named = [digest(SessionId(each)) if _DASHED_ID.fullmatch(each) else each for each in arguments]
     options = make_parser().parse_args(named)
-    return asyncio.run(_run(options))
+    with variables_named(_from_environment(options)):
+        return asyncio.run(_run(options))
+
+
+def _from_environment(options: argparse.Namespace) -> list[Setting]:
+    """Take the server's options that are not given from its variables, or else their defaults."""
+    taken: list[Setting] = []
+    for action in options.parser.shown_options():
+        if action.dest not in _DEFAULTS or getattr(options, action.dest) is not None:
+            continue
+        setting = setting_of(action, os.environ)
+        if setting is not None:
+            taken.append(setting)
+        value = _DEFAULTS[action.dest] if setting is None else setting.value
+        setattr(options, action.dest, value)
+    if options.store is None:
+        raise ConfigurationError("which store? Give --store URL, or set MCP_SESSIONS_STORE")
+    return taken
 
 
 async def _run(options: argparse.Namespace) -> int:
@@ -103,9 +131,13 @@ async def _run(options: argparse.Namespace) -> int:
             case "show":
                 record = _found(options.session, live)
                 if record is None:
-                    await _show_end(options.session, operator_store)
+                    row = _end_row(await _end_of(options.session, operator_store))
                 else:
-                    print(_json(_details(record, view)))
+                    row = _details(record, view)
+                if options.json:
+                    print(_json(row))
+                else:
+                    print_table([[name, _cell(name, row[name])] for name in row], wraps=[1])
             case "end":
                 for record in [_named(name, live) for name in options.sessions]:
                     was_there = await operator_store.end(record.session_id)
@@ -147,7 +179,7 @@ def _found(name: str, live: Sequence[SessionRecord]) -> SessionRecord | None:
     return found[0] if found else None
 
 
-async def _show_end(name: str, operator_store: OperatorStore) -> None:
+async def _end_of(name: str, operator_store: OperatorStore) -> SessionEnd:
     named = name if _DIGITS.fullmatch(name) else digest(SessionId(name))
     found = {
         end.session: end for end in await operator_store.ends() if end.session.startswith(named)
@@ -155,8 +187,7 @@ async def _show_end(name: str, operator_store: OperatorStore) -> None:
     if len(found) > 1:
         raise ConfigurationError(f"{len(found)} sessions begin with {named}: give more digits")
     for end in found.values():
-        print(_json(_end_row(end)))
-        return
+        return end
     if not _DIGITS.fullmatch(name) and not _ID.fullmatch(name):
         raise ConfigurationError(
             "no such session: name it by 4 to 12 digits of its digest, or by its whole id"
@@ -263,6 +294,7 @@ def _details(record: SessionRecord, view: View) -> dict[str, Any]:
         "carries": sorted(_name(each, view) for each in record.client.carried),
         "subscriptions": sorted(record.client.subscriptions),
         "stateVersion": record.state.version,
+        "stateBytes": len(encode(record.state.values)),
     }
 
 
@@ -278,7 +310,7 @@ def _moment(seconds: float) -> str | None:
 
 def _print_list(chosen: Sequence[SessionRecord], view: View) -> None:
     rows = [_row(record, view) for record in chosen]
-    if view.options.format == "json":
+    if view.options.json or view.options.format == "json":
         print(_json(rows))
         return
     heads = ["SESSION", "MODE", "TRANSPORT", "CLIENT", "PRINCIPAL", "AGE", "IDLE", "EXPIRES"]
@@ -296,7 +328,8 @@ def _print_list(chosen: Sequence[SessionRecord], view: View) -> None:
         ]
         for row, record in zip(rows, chosen, strict=True)
     ]
-    _print_table([heads, *lines])
+    # CLIENT and PRINCIPAL are names of any length. EXPIRES follows from IDLE.
+    _print_list_table([heads, *lines], wraps=[3, 4], least=[7, 1, 6, 5, 2])
     print(f"{len(rows)} of {len(view.known)} sessions", file=sys.stderr)
 
 
@@ -317,7 +350,7 @@ def _end_row(end: SessionEnd) -> dict[str, Any]:
 def _print_ends(ends: Sequence[SessionEnd], view: View) -> None:
     mode = view.options.mode
     chosen = [end for end in ends if mode in (None, end.mode.value if end.mode else None)]
-    if view.options.format == "json":
+    if view.options.json or view.options.format == "json":
         print(_json([_end_row(end) for end in chosen]))
         return
     lines = [["SESSION", "MODE", "ENDED", "AGE", "WHY"]]
@@ -325,15 +358,37 @@ def _print_ends(ends: Sequence[SessionEnd], view: View) -> None:
         age = "-" if end.age is None else duration(round(end.age))
         mode = end.mode.value if end.mode is not None else "-"
         lines.append([end.session, mode, _moment(end.at) or "-", age, str(end)])
-    _print_table(lines)
+    _print_list_table(lines, wraps=[4], least=[3, 1])
     print(f"{len(chosen)} of {len(ends)} ends that are remembered", file=sys.stderr)
 
 
-def _print_table(lines: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    for line in lines:
-        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-        print("  ".join(cells).rstrip())
+def _print_list_table(
+    lines: Sequence[Sequence[str]], *, wraps: Sequence[int], least: Sequence[int]
+) -> None:
+    left_out = print_table(lines, wraps=wraps, least=least)
+    if left_out:
+        names = ", ".join(lines[0][column] for column in left_out)
+        print(f"no room for {names}: make the terminal wider, or add --json", file=sys.stderr)
+
+
+def _cell(name: str, value: Any) -> str:
+    """Return a value of the JSON as people read it. Control characters are escaped."""
+    match value:
+        case int() if name in ("age", "idle"):
+            return duration(value)
+        case None | []:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case dict():
+            # JSON has the whole description of a client. Its icons may be long.
+            members = members_of(value)
+            texts = [f"{key} {each}" for key, each in members.items() if isinstance(each, str)]
+            return ascii(", ".join(texts))[1:-1] or "-"
+        case list():
+            return ascii(", ".join(map(str, cast("list[Any]", value))))[1:-1]
+        case _:
+            return ascii(str(value))[1:-1]
 
 
 def _json(value: object) -> str:
@@ -354,6 +409,7 @@ def make_parser() -> types.OneLineParser:
             name, help=what, description=f"{what.capitalize()}.", examples=(example,), notes=_NOTES
         )
         _add_store(made.group("store"))
+        made.set_defaults(parser=made)
         return made
 
     listing = command("list", "list the live sessions, or those that ended", _EXAMPLES[0])
@@ -365,10 +421,13 @@ def make_parser() -> types.OneLineParser:
     chosen.add("--transport NAME", ", ".join(TRANSPORTS), choices=TRANSPORTS)
     modes = [mode.value for mode in Mode if mode is not Mode.CONNECTION]
     chosen.add("--mode MODE", ", ".join(modes), choices=modes)
-    listing.group("output").add(
+    output = listing.group("output")
+    output.add("--json", "print JSON, for programs")
+    output.add(
         "--format FORMAT", "table or json (%(default)s)", choices=("table", "json"), default="table"
     )
-    showing = command("show", "print one session as JSON", _EXAMPLES[1])
+    showing = command("show", "print one session", _EXAMPLES[1])
+    showing.group("output").add("--json", "print JSON, for programs")
     showing.add_argument("session", metavar="SESSION", help="first digits of its digest")
     ending = command("end", "end sessions for ever, and wait for their server", _EXAMPLES[2])
     ending.add_argument("sessions", metavar="SESSION", nargs="+", help="first digits of its digest")
@@ -376,17 +435,15 @@ def make_parser() -> types.OneLineParser:
 
 
 def _add_store(group: types.Options) -> None:
-    group.add("--store URL", "store of the server: sqlite:///notes.db", required=True)
+    group.add("--store URL", "as the server's: sqlite:///notes.db")
     group.add("--ids", "print whole ids: they are credentials")
     group.add(
         "--idle-timeout TIME",
         f"as the server's ({types.shown(SessionPolicy().idle_timeout)})",
         types.seconds,
-        default=SessionPolicy().idle_timeout,
     )
     group.add(
         "--forget-after TIME",
         f"as the server's ({types.shown(FORGET_AFTER)})",
         types.seconds,
-        default=FORGET_AFTER,
     )

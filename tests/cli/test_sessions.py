@@ -143,17 +143,90 @@ async def test_one_session_is_shown_without_what_the_application_keeps(
     made = await filled(path)
     on_http, http = made["on http"].session_id, made["http"].session_id
 
-    await run(path, "show", digest(on_http)[:8])
+    await run(path, "show", digest(on_http)[:8], "--json")
     said = capsys.readouterr().out
     shown = json.loads(said)
     assert shown["subscriptions"] == ["note://1"]
     assert shown["client"] == {"name": "stock", "version": "1"}
     assert (shown["stateVersion"], shown["scopes"]) == (1, ["read"])
+    assert shown["stateBytes"] == len('{"secret":"of the application"}')
     assert "of the application" not in said and on_http not in said
 
-    await run(path, "show", http, "--ids")
+    await run(path, "show", http, "--ids", "--json")
     shown = json.loads(capsys.readouterr().out)
     assert (shown["id"], shown["current"]) == (http, on_http)
+
+
+async def test_one_session_is_a_table_for_people(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The JSON's names and values, a line each. A name of others cannot steer a terminal."""
+    made = await filled(path)
+    on_http, waiting = made["on http"].session_id, made["waiting"].session_id
+
+    assert await run(path, "show", digest(on_http)) == 0
+    said = capsys.readouterr().out
+    shown = dict(line.split(maxsplit=1) for line in said.splitlines())
+    assert shown["digest"] == digest(on_http)
+    assert shown["client"] == "name stock, version 1"
+    assert (shown["subscriptions"], shown["current"]) == ("note://1", "-")
+    assert shown["age"].startswith("5m")
+    assert "of the application" not in said and on_http not in said
+
+    assert await run(path, "show", digest(waiting)) == 0
+    said = capsys.readouterr().out
+    assert r"bob\x1b[31m" in said and "\x1b" not in said
+
+
+async def test_a_list_fits_the_terminal(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest is whole, since people copy it. What had no room is named."""
+    made = await filled(path)
+    names = {digest(made[each].session_id) for each in ("http", "on http", "waiting", "nobody's")}
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for columns in (80, 60, 45):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert await run(path, "list") == 0
+        table, said = capsys.readouterr()
+        lines = table.splitlines()
+        assert max(map(len, lines)) <= columns
+        assert {line.split()[0] for line in lines if line[0] != " "} == names | {"SESSION"}
+        assert "no room for EXPIRES" in said
+    monkeypatch.setenv("COLUMNS", "200")
+    assert await run(path, "list") == 0
+    table, said = capsys.readouterr()
+    assert "EXPIRES" in table and "no room" not in said
+
+
+async def test_the_servers_variables_are_read(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of ``serve``. An option of the command line replaces its variable."""
+    made = await filled(path)
+    name = digest(made["waiting"].session_id)
+
+    async def status(*arguments: str) -> int:
+        return await asyncio.to_thread(main, ["sessions", *arguments])
+
+    assert await status("list") == 2
+    assert "Give --store URL, or set MCP_SESSIONS_STORE" in capsys.readouterr().err
+    monkeypatch.setenv("MCP_SESSIONS_STORE", f"sqlite:///{path}")
+    assert await status("show", name) == 0
+    assert name in capsys.readouterr().out
+    assert await status("list", "--store", "memory://") == 2
+    assert "MCP_SESSIONS_STORE" not in capsys.readouterr().err
+    for text, said in (
+        ("", "MCP_SESSIONS_STORE is empty"),
+        ("floppy://a/b", "(set by MCP_SESSIONS_STORE)"),
+    ):
+        monkeypatch.setenv("MCP_SESSIONS_STORE", text)
+        assert await status("end", name) == 2
+        assert said in capsys.readouterr().err
+    monkeypatch.setenv("MCP_SESSIONS_IDLE_TIMEOUT", "soon")
+    assert await status("list", "--store", f"sqlite:///{path}") == 2
+    assert "MCP_SESSIONS_IDLE_TIMEOUT: must be a time" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("begins", ["-", "--"])
@@ -167,7 +240,7 @@ async def test_an_id_that_begins_with_a_dash_is_no_option(
     )
     async with opened(path) as store:
         await store.create(Mode.PROTOCOL, ALICE, peer=None, now=time.time())
-    assert await run(path, "show", session_id, "--ids") == 0
+    assert await run(path, "show", session_id, "--ids", "--json") == 0
     assert json.loads(capsys.readouterr().out)["id"] == session_id
     assert await run(path, "end", session_id) == 0
     assert capsys.readouterr().out == f"{digest(session_id)} ended\n"
@@ -238,7 +311,7 @@ async def test_a_running_server_notices_before_the_command_returns(
 
 
 async def test_a_session_that_ended_is_shown_with_when_and_why(
-    path: Path, capsys: pytest.CaptureFixture[str]
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its client, by time, and by an operator while nobody served: what was before."""
     made = await filled(path)
@@ -258,7 +331,7 @@ async def test_a_session_that_ended_is_shown_with_when_and_why(
             (digest(made["expired"].session_id), "idle", "without a request"),
         )
         for name, reason, why in expected:
-            assert await run(path, "show", name) == 0
+            assert await run(path, "show", name, "--json") == 0
             said = capsys.readouterr().out
             shown = json.loads(said)
             assert (shown["ended"], shown["reason"]) == (True, reason)
@@ -272,6 +345,18 @@ async def test_a_session_that_ended_is_shown_with_when_and_why(
             digest(each) for each in (waiting, session_id, made["expired"].session_id)
         }
         assert counted == "3 of 3 ends that are remembered\n"
+
+        assert await run(path, "show", waiting) == 0
+        shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        assert (shown["ended"], shown["why"]) == ("yes", "an operator ended it")
+
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", "60")
+        assert await run(path, "list", "--ended") == 0
+        table, said = capsys.readouterr()
+        assert max(map(len, table.splitlines())) <= 60
+        # The reason goes on in the next line.
+        assert "WHY" in table and "request" in table and "no room for AGE:" in said
 
         assert await run(path, "show", "0123456789ab") == 2
         said = capsys.readouterr().err
@@ -312,7 +397,9 @@ async def test_one_replica_reports_what_an_operator_ended(
         for each in (w, other, w):
             await each.expire()
         assert caplog.text.count(f"session {name} ended: an operator ended it") == 1
-        assert await asyncio.to_thread(main, ["sessions", "show", "--store", url, name]) == 0
+        assert (
+            await asyncio.to_thread(main, ["sessions", "show", "--json", "--store", url, name]) == 0
+        )
         assert json.loads(capsys.readouterr().out)["reason"] == "operator"
 
 
