@@ -114,6 +114,13 @@ def mint_log_epoch() -> LogEpoch:
     return log_epoch(*divmod(_last_epoch, 1_000_000))
 
 
+def log_epoch_after(old: LogEpoch) -> LogEpoch:
+    """The epoch of a log that is made anew now: later than the old one, also if the clock is not.
+    Another machine may have minted that.
+    """
+    return max(mint_log_epoch(), LogEpoch(f"{int(old) + 1:019d}"))
+
+
 def mint_key() -> str:
     """A new secret for ``SessionSecurity``: 43 characters of base64url, 256 random bits."""
     return secrets.token_urlsafe(32)

@@ -30,7 +30,7 @@ from mcp_sessions.ids import (
     parse_position,
 )
 from mcp_sessions.principal import Principal
-from mcp_sessions.security import mint_log_epoch
+from mcp_sessions.security import log_epoch_after, mint_log_epoch
 from mcp_sessions.stores.records import (
     NO_STATE,
     CurrentSession,
@@ -110,7 +110,7 @@ class Moving(NamedTuple):
 def moving(whole: WholeSession) -> Moving:
     log = whole.logs.get(EVENTS)
     old = log.counts.log_epoch if log is not None else None
-    return Moving(old, _epoch_after(old))
+    return Moving(old, log_epoch_after(old) if old is not None else mint_log_epoch())
 
 
 def moved(whole: WholeSession, sessions: Mapping[SessionId, Moving]) -> WholeSession:
@@ -126,7 +126,9 @@ def moved(whole: WholeSession, sessions: Mapping[SessionId, Moving]) -> WholeSes
     record = whole.record
     client, own = record.client, sessions[record.session_id]
     logs = {
-        name: _renewed(log, own.new_epoch if name == EVENTS else _epoch_after(log.counts.log_epoch))
+        name: _renewed(
+            log, own.new_epoch if name == EVENTS else log_epoch_after(log.counts.log_epoch)
+        )
         for name, log in whole.logs.items()
     }
     carried = {
@@ -162,11 +164,6 @@ def _followed(position: Position, session: Moving) -> Position:
     if position.log_epoch != session.log_epoch:
         return position
     return Position(session.new_epoch, position.number)
-
-
-def _epoch_after(old: LogEpoch | None) -> LogEpoch:
-    # Later than the old one, also if the clock is not.
-    return max(mint_log_epoch(), LogEpoch(f"{int(old or 0) + 1:019d}"))
 
 
 def _renewed(log: WholeLog, epoch: LogEpoch) -> WholeLog:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -365,10 +365,16 @@ class PostgresEngine:
         )  # fmt: skip
         return [Found(SessionRow(*row)) for row in rows]
 
-    async def owned(self, owner: bytes, limit: int) -> list[Found]:
+    async def unused(
+        self, owner: bytes | None, latest: Mapping[Mode, float], limit: int
+    ) -> list[Found]:
         rows = await self._link.fetch(
-            f"SELECT {_OF_S} FROM sessions s WHERE owner = $1 ORDER BY due_at LIMIT $2",
-            owner, limit,
+            f"SELECT {_OF_S} FROM sessions s JOIN unnest($2::text[], $3::float8[]) AS u (mode, by)"
+            " ON s.mode = u.mode AND s.expires_at <= u.by WHERE s.expires_at < s.ends_at"
+            " AND s.due_at <= $4 AND ($1::bytea IS NULL OR s.owner = $1)"
+            " ORDER BY s.due_at LIMIT $5",
+            owner, [mode.value for mode in latest], list(latest.values()), max(latest.values()),
+            limit,
         )  # fmt: skip
         return [Found(SessionRow(*row)) for row in rows]
 

@@ -34,7 +34,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.security import mint_log_epoch
+from mcp_sessions.security import log_epoch_after
 from mcp_sessions.stores.memory.tables import MemorySession
 from mcp_sessions.stores.records import (
     NO_STATE,
@@ -370,22 +370,23 @@ def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Wind
     body = loads(row.body)
     record = _record(row, body)
     logs: dict[StreamName, EventLog] = {}
+    now_there: dict[StreamName, EventLog] = {}
     is_as_it_was = body["line"] == row.line
     for name, (epoch, *counts) in body["logs"].items():
         is_read = name == stream
-        whole = UNBOUNDED if record.mode is Mode.AGENT and name == EVENTS else window
-        logs[StreamName(name)] = read_log(
-            LogCounts(LogEpoch(epoch), *counts),
-            whole,
+        is_kept_whole = record.mode is Mode.AGENT and name == EVENTS
+        # An event that somebody has may be lost. No other event may ever have its id (CUP13).
+        new_epoch = LogEpoch(epoch) if is_as_it_was else log_epoch_after(LogEpoch(epoch))
+        log = read_log(
+            LogCounts(new_epoch, *counts),
+            UNBOUNDED if is_kept_whole else window,
             found.events if is_read else (),
             found.read if is_read else (),
         )
-    # An event that somebody has may be lost. No other event may ever have its id (CUP13).
-    now_there = (
-        logs
-        if is_as_it_was
-        else {name: EventLog(mint_log_epoch(), log.window) for name, log in logs.items()}
-    )
+        logs[StreamName(name)] = log
+        # Of an agent's log no other copy exists: its events stay, under new ids.
+        stays = is_as_it_was or is_kept_whole
+        now_there[StreamName(name)] = log if stays else EventLog(new_epoch, window)
     streams = {name: log for name, log in now_there.items() if name != EVENTS}
     session = MemorySession(record, now_there.get(EVENTS), streams or None)
     counts = body.get("keys")

@@ -9,11 +9,18 @@ anew. No lock is held while a process thinks, and a step is two round trips.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol, TypeVar
 
-from mcp_sessions.core.life import asleep_by, has_come, idle_time, new_life, unused_by
+from mcp_sessions.core.life import (
+    SLEEPERS,
+    asleep_by,
+    has_come,
+    idle_time,
+    new_life,
+    unused_by,
+)
 from mcp_sessions.core.log import UNBOUNDED, EventLog
 from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import UNNAMED, Mode
@@ -27,7 +34,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.locks import Locks
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.principal import Principal
+from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.limits import check_peer, check_sessions
 from mcp_sessions.stores.memory.whole_in_memory import session_of
@@ -109,8 +116,14 @@ class Engine(Protocol):
         """Sessions whose ``due_at`` is at most ``by``, by that and by their ids."""
         ...
 
-    async def owned(self, owner: bytes, limit: int) -> list[Found]:
-        """Sessions of an owner, earliest ``due_at`` first."""
+    async def unused(
+        self, owner: bytes | None, latest: Mapping[Mode, float], limit: int
+    ) -> list[Found]:
+        """Sessions of those modes, and of an owner if one is named, earliest ``due_at`` first.
+
+        Args:
+            latest: The latest idle deadline for each mode. Whose lifetime ends first is left out.
+        """
         ...
 
     async def heavy(self, by: float, most: int, limit: int) -> list[Found]:
@@ -386,10 +399,17 @@ class SqlStore(Steps):
         opened: bool,
     ) -> Sequence[SessionRecord]:
         now = await self._now(now)
-        latest = unused_by(Mode.TRANSPORT, now, unused_for, self._policy)
-        by = max(latest, asleep_by(now, self._policy))
+        asleep = dict.fromkeys(SLEEPERS, asleep_by(now, self._policy))
+        nobodys = {Mode.TRANSPORT: unused_by(Mode.TRANSPORT, now, unused_for, self._policy)}
+
+        async def find(left: int) -> list[Found]:
+            most = _CANDIDATES + left + len(held)
+            found = await self._engine.unused(None, asleep, most)
+            found += await self._engine.unused(owner_of(ANONYMOUS), nobodys, most)
+            return list({each.row.sid: each for each in found}.values())
+
         return await self._on_many(
-            lambda _: self._engine.due(by, _CANDIDATES),
+            find,
             lambda working, left: working.evict(
                 now=now, unused_for=unused_for, held=held, limit=left, opened=opened
             ),
@@ -408,8 +428,11 @@ class SqlStore(Steps):
     ) -> Sequence[SessionRecord]:
         now = await self._now(now)
         owner = owner_of(principal)
+        latest = dict.fromkeys(SLEEPERS, asleep_by(now, self._policy))
+        for mode in (Mode.CONVERSATION, Mode.KEYS):
+            latest[mode] = unused_by(Mode.CONVERSATION, now, unused_for, self._policy)
         return await self._on_many(
-            lambda _: self._engine.owned(owner, _CANDIDATES),
+            lambda left: self._engine.unused(owner, latest, _CANDIDATES + left + len(held)),
             lambda working, left: working.evict_own(
                 principal, now=now, unused_for=unused_for, held=held, limit=left
             ),

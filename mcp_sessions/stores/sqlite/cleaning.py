@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import LogEpoch
-from mcp_sessions.security import mint_log_epoch
+from mcp_sessions.security import log_epoch_after
 from mcp_sessions.stores.sqlite.schema import Durability, boot_id, committing, opening_failed
 from mcp_sessions.stores.sqlite.seen import Seen
 
@@ -119,8 +119,7 @@ def _replace_logs(connection: sqlite3.Connection) -> None:
     kept = {log for (log,) in connection.execute(_OF_AGENTS).fetchall()}
     connection.execute(f"DELETE FROM events WHERE log NOT IN ({_OF_AGENTS})")
     for log, old in connection.execute("SELECT log, log_epoch FROM logs").fetchall():
-        # Later than the old one, also if the clock is not.
-        epoch = max(mint_log_epoch(), LogEpoch(f"{int(old) + 1:019d}"))
+        epoch = log_epoch_after(LogEpoch(old))
         if log in kept:
             connection.execute("UPDATE logs SET log_epoch = ? WHERE log = ?", (epoch, log))
             continue

@@ -610,19 +610,21 @@ class SQLiteStore(Steps, EndsInFile):
         held: Collection[SessionId],
         limit: int,
     ) -> Sequence[SessionRecord]:
-        latest = max(
-            asleep_by(now, self._policy),
-            unused_by(Mode.CONVERSATION, now, unused_for, self._policy),
-        )
+        asleep = asleep_by(now, self._policy)
+        latest = unused_by(Mode.CONVERSATION, now, unused_for, self._policy)
         spared = frozenset(held)
         return await self._on_some(
-            f"{_IDLE_ENDS_FIRST} AND owner = ? AND {DUE} ORDER BY expires_at LIMIT ?",
-            (owner_of(principal), latest, _CANDIDATES + limit + len(spared)),
+            f"{_IDLE_ENDS_FIRST} AND owner = ? AND (mode IN ({_SLEEPERS}) AND {DUE}"
+            f" OR mode IN (?, ?) AND {DUE}) ORDER BY expires_at LIMIT ?",
+            (
+                owner_of(principal), asleep, Mode.CONVERSATION.value, Mode.KEYS.value, latest,
+                _CANDIDATES + limit + len(spared),
+            ),
             lambda working: working.evict_own(
                 principal, now=now, unused_for=unused_for, held=spared, limit=limit
             ),
-            latest=latest,
-        )
+            latest=max(asleep, latest),
+        )  # fmt: skip
 
     async def evict_heavy(
         self, *, now: float, most: int, held: Collection[SessionId], limit: int

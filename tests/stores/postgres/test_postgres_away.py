@@ -12,7 +12,15 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.request_keys import Begun, KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, Refusal, StoreRefused, StoreUnavailable
-from mcp_sessions.ids import EVENTS, Position, RequestKey, SessionId, StreamName, parse_position
+from mcp_sessions.ids import (
+    EVENTS,
+    LogEpoch,
+    Position,
+    RequestKey,
+    SessionId,
+    StreamName,
+    parse_position,
+)
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.postgres import PostgresStore
 from mcp_sessions.stores.postgres.postgres_link import PostgresLink
@@ -259,3 +267,28 @@ async def test_after_a_failover_no_event_id_is_used_again() -> None:
             (appended.event,),
             None,
         )
+
+
+async def test_after_a_failover_an_agents_log_is_whole_and_has_new_ids() -> None:
+    """CUP13. No other copy of it exists. The clock of the one that wrote it was ahead."""
+    async with opened(postgres_store()) as store:
+        session_id = await new(store, Mode.AGENT)
+        for text in (b'"a"', b'"b"'):
+            await store.append(session_id, Draft(text), now=NOW)
+        ahead = LogEpoch("9" * 18 + "0")
+        await store._link.fetch(  # pyright: ignore[reportPrivateUsage]
+            "UPDATE sessions SET body = convert_to(regexp_replace(replace("
+            "convert_from(body, 'utf8'), '\"line\":\"', '\"line\":\"0'),"
+            " '\"events\":\\[\"[0-9]+\"', $1), 'utf8')",
+            f'"events":["{ahead}"',
+        )
+        old = Position(ahead, 0).event_id()
+        assert await store.read(session_id, old, now=NOW) == ((), Refusal.LOG_REPLACED)
+        head = await store.head(session_id)
+        assert head is not None and head.log_epoch > ahead
+        begin = Position(head.log_epoch, 0).event_id()
+        await store.append(session_id, Draft(b'"c"'), now=NOW)
+        found, refusal = await store.read(session_id, begin, now=NOW)
+        assert refusal is None
+        assert [each.payload for each in found] == [b'"a"', b'"b"', b'"c"']
+        assert [each.position for each in found] == [Position(head.log_epoch, n) for n in (1, 2, 3)]
