@@ -70,14 +70,14 @@ async def open_for_operator(url: str, ended: OnEnded) -> OperatorStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class StoreReport:
     state: str
     facts: EngineFacts | None = None
     round_trip: float | None = None
     """Seconds of one command, there and back."""
 
 
-async def look(store: SessionStore, policy: SessionPolicy) -> Looked:
+async def look(store: SessionStore, policy: SessionPolicy) -> StoreReport:
     """Report the state of a store that is not open, as a server would find it.
 
     Raises:
@@ -91,9 +91,9 @@ async def look(store: SessionStore, policy: SessionPolicy) -> Looked:
         if not isinstance(store, SQLiteStore):
             raise AssertionError("no other store has that name")
         state, round_trip = await asyncio.to_thread(look_at, store.path)
-        return Looked(state, facts_of(store.durability), round_trip)
+        return StoreReport(state, facts_of(store.durability), round_trip)
     if not store.survives_process:
-        return Looked("in the memory of the process")
+        return StoreReport("in the memory of the process")
     await store.open(policy)
     try:
         # The first one may connect or prepare a statement.
@@ -105,7 +105,7 @@ async def look(store: SessionStore, policy: SessionPolicy) -> Looked:
         facts = await store.describe() if isinstance(store, Described) else None
     finally:
         await store.close()
-    return Looked("reached, and takes writes", facts, round_trip)
+    return StoreReport("reached, and takes writes", facts, round_trip)
 
 
 class SharedStore:

@@ -108,13 +108,6 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "mcp-sessions"
 
-
-def _facts(info: bytes) -> dict[str, str]:
-    """The answer of ``INFO``, by name."""
-    lines = info.decode("utf-8", "replace").split("\r\n")
-    return dict(line.split(":", 1) for line in lines if ":" in line)
-
-
 OLDEST_VERSION = 7
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
@@ -259,3 +252,9 @@ class RedisStore(LivesInRedis, EventsInRedis, BelongingsInRedis, WholeInRedis):
         if isinstance(self.exchange, RedisExchange):
             await self.exchange.close()
         await self._link.close()
+
+
+def _facts(info: bytes) -> dict[str, str]:
+    """Return the answer of ``INFO``, by name."""
+    lines = info.decode("utf-8", "replace").split("\r\n")
+    return dict(line.split(":", 1) for line in lines if ":" in line)
