@@ -101,8 +101,9 @@ async def test_clients_go_on_after_their_sessions_moved_to_postgres(
             for client in clients:
                 assert await call(client, "last") == "before"
                 assert await call(client, "remember", word="after") == "before after"
+            # The older era has a stream, which may come back later than a call is answered.
+            await received[MODES.index("legacy")].outcome()
             outcomes = [outcome for each in received for outcome in each.outcomes]
-            assert outcomes, "no client was told of anything"
             for outcome in outcomes:
                 # The same session, and all is read again: no old position is good there.
                 assert not outcome.is_new_session and not outcome.has_ended

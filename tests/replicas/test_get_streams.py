@@ -77,11 +77,13 @@ async def test_a_stream_that_is_reopened_at_another_replica_continues(seed: int)
         received: list[int] = []
         stream = c.at(0, client).get()
         for turn in range(1, 6):
-            await stream.has(3)
+            # On a busy machine all may have come before the last turn.
+            if len(received) == 60:
+                break
+            await stream.has(min(3, 60 - len(received)))
             await stream.gone()
             received += numbers(stream.messages)
             stream = c.at(turn % 3, client).get(stream.events[-1].id)
-        await stream.has(3)
         await producing
         await stream.until(lambda: len(received) + len(stream.messages) >= 60)
         await cycles(30)
