@@ -20,18 +20,14 @@ _PERSONAL: Final = frozenset({
 })  # fmt: skip
 
 _NETWORK: Final = frozenset({
-    # Proxies, and programs that connect.
-    "ALL_PROXY", "FTP_PROXY", "GIT_PROXY_COMMAND", "GIT_SSH", "GIT_SSH_COMMAND", "HTTP_PROXY",
-    "HTTPS_PROXY", "NODE_USE_ENV_PROXY", "NO_PROXY",
-    "NPM_CONFIG_HTTPS_PROXY", "NPM_CONFIG_NOPROXY", "NPM_CONFIG_PROXY", "PIP_PROXY",
+    # Programs that connect.
+    "GIT_PROXY_COMMAND", "GIT_SSH", "GIT_SSH_COMMAND", "NPM_CONFIG_NOPROXY",
     # Certificates that are trusted.
-    "AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "DENO_CERT", "DENO_TLS_CA_STORE", "GIT_SSL_CAINFO",
-    "GIT_SSL_CAPATH", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "NIX_SSL_CERT_FILE",
-    "NODE_EXTRA_CA_CERTS", "NODE_USE_SYSTEM_CA", "NPM_CONFIG_CAFILE", "PIP_CERT",
-    "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS",
+    "DENO_CERT", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "NODE_USE_SYSTEM_CA", "PIP_CERT",
+    "UV_NATIVE_TLS", "UV_SYSTEM_CERTS",
     # Where a daemon or a cluster is.
-    "CONTAINER_HOST", "DOCKER_CERT_PATH", "DOCKER_CONFIG", "DOCKER_CONTEXT", "DOCKER_HOST",
-    "DOCKER_TLS_VERIFY", "KUBECONFIG",
+    "CONTAINER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "DOCKER_HOST", "DOCKER_TLS_VERIFY",
+    "KUBECONFIG",
     # Where packages come from, and where they are kept.
     "BUN_INSTALL_CACHE_DIR", "CARGO_HOME", "COREPACK_NPM_REGISTRY", "DENO_DIR", "GEM_HOME",
     "GOCACHE", "GOINSECURE", "GOMODCACHE", "GONOPROXY", "GONOSUMDB", "GOPATH", "GOPRIVATE",
@@ -47,6 +43,16 @@ _NETWORK: Final = frozenset({
     "XDG_RUNTIME_DIR", "XDG_STATE_HOME",
 })  # fmt: skip
 """Also in small letters, as curl and npm read them."""
+
+_NETWORK_ENDS: Final = re.compile(
+    r"(?!.*(?:KEY|TOKEN|SECRET|PASS)).+"
+    r"(?:_PROXY|_CERT_(?:FILE|DIR|PATH)"
+    r"|_CA(?:_?(?:BUNDLE|CERT|CERTIFICATE|CERTS|DIR|FILE|INFO|PATH|STORE))?(?:_(?:DIR|FILE|PATH))?)"
+    r"|KUBERNETES_SERVICE_.+"
+)
+"""Each program has names of its own for its proxy and for the certificates that it trusts. They end
+so. All of Kubernetes' begin so.
+"""
 
 _AGENTS: Final = frozenset({"KRB5CCNAME", "SSH_AGENT_PID", "SSH_AUTH_SOCK"})
 """By these a command could use the credentials of the user, so that it gets none of them."""
@@ -75,7 +81,8 @@ def inherited(title: str, given: Collection[str] = ()) -> dict[str, str]:
                 name,
                 name,
             )
-        if not (name in _PERSONAL or name.upper() in _NETWORK):
+        upper = name.upper()
+        if not (name in _PERSONAL or upper in _NETWORK or _NETWORK_ENDS.fullmatch(upper)):
             continue
         if name not in _PERSONAL and _has_credential(value):
             logger.warning(

@@ -31,6 +31,26 @@ REACHES = {
     "GIT_SSH_COMMAND": "ssh -i /home/me/.ssh/deploy",
     "COREPACK_NPM_REGISTRY": "https://npm.example.com/",
     "XDG_CACHE_HOME": "/var/cache",
+    "ws_proxy": "http://proxy:3128",
+    "YARN_HTTPS_PROXY": "http://proxy:3128",
+    "CARGO_HTTP_PROXY": "http://proxy:3128",
+    "AWS_CA_BUNDLE": "/etc/ssl/ca.pem",
+    "CARGO_HTTP_CAINFO": "/etc/ssl/ca.pem",
+    "CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE": "/etc/ssl/ca.pem",
+    "DENO_TLS_CA_STORE": "system",
+    "DOCKER_CERT_PATH": "/home/me/.docker",
+    "ELASTIC_CA_CERT": "/etc/ssl/ca.pem",
+    "GIT_SSL_CAPATH": "/etc/ssl/certs",
+    "HEX_CACERTS_PATH": "/etc/ssl/ca.pem",
+    "HTTPLIB2_CA_CERTS": "/etc/ssl/ca.pem",
+    "MY_APP_CERT_DIR": "/etc/ssl/certs",
+    "MYSQL_SSL_CA": "/etc/ssl/ca.pem",
+    "NIX_SSL_CERT_FILE": "/etc/ssl/ca.pem",
+    "npm_config_cafile": "/etc/ssl/ca.pem",
+    "VAULT_CACERT": "/etc/ssl/ca.pem",
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    "KUBERNETES_SERVICE_PORT": "443",
+    "KUBERNETES_SERVICE_PORT_HTTPS": "443",
 }
 SECRET = {
     "HTTPS_PROXY": "http://me:s3cret@proxy:3128",
@@ -39,6 +59,7 @@ SECRET = {
     "PIP_INDEX_URL": "https://pypi.example.com/simple?token=s3cret",
     "DOCKER_HOST": "ssh://me:s3cret@host",
     "npm_config_proxy": "http://me:s3/cr@et@proxy",
+    "YARN_HTTPS_PROXY": "http://me:s3cret@proxy:3128",
 }
 OTHERS = {
     "MCP_SESSIONS_KEYS": "s3cret",
@@ -47,6 +68,11 @@ OTHERS = {
     "UV_PUBLISH_TOKEN": "s3cret",
     "NPM_CONFIG__AUTH": "s3cret",
     "npm_config__authtoken": "s3cret",
+    "STRIPE_API_KEY_CA": "s3cret",
+    "PROXY_TOKEN_PROXY": "s3cret",
+    "MY_CA_KEY": "s3cret",
+    "MY_CA_PASSWORD": "s3cret",
+    "MY_CACHE": "no certificate",
     "home": "no other spelling",
 }
 
