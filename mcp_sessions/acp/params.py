@@ -27,7 +27,7 @@ class ServerSpec:
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     url: str = field(default="", repr=False)
-    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
 def session_id_of(params: Params) -> SessionId:
@@ -142,7 +142,7 @@ def _server(value: object, at: str, others: frozenset[str]) -> ServerSpec:
         pairs = [] if env is None else _pairs(env, f"{at}.env")
         return ServerSpec(name, "stdio", command=command, args=args, env=dict(pairs))
     if kind in ("http", "sse"):
-        headers = _joined(_pairs(entry.get("headers"), f"{at}.headers"))
+        headers = tuple(_pairs(entry.get("headers"), f"{at}.headers"))
         return ServerSpec(name, kind, url=_text(entry, "url", at), headers=headers)
     if isinstance(kind, str):
         return ServerSpec(name, "other" if kind in others else "unknown")
@@ -183,13 +183,3 @@ def _pairs(value: object, at: str) -> list[tuple[str, str]]:
             raise invalid_params(f"{at}[{number}].value must be a string")
         pairs.append((name, content))
     return pairs
-
-
-def _joined(pairs: list[tuple[str, str]]) -> dict[str, str]:
-    # RFC 9110, 5.3: several lines with one name mean the same as one line with all values.
-    names: dict[str, str] = {}
-    headers: dict[str, str] = {}
-    for name, value in pairs:
-        known = names.setdefault(name.lower(), name)
-        headers[known] = f"{headers[known]}, {value}" if known in headers else value
-    return headers

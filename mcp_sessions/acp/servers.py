@@ -25,7 +25,7 @@ from mcp_sessions.acp.params import ServerSpec
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.core.addresses import HTTP, wrong_address
-from mcp_sessions.core.headers import sendable_headers
+from mcp_sessions.core.headers import joined_headers, sendable_headers
 from mcp_sessions.core.nearness import past_proxies
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.stdio_server import inherited
@@ -192,7 +192,7 @@ class Servers:
         elif spec.kind == "http":
             transport = resumable(
                 spec.url,
-                headers=spec.headers,
+                headers=joined_headers(spec.headers),
                 jar=self._jar,
                 user=spec.name,
                 policy=self._policy,
@@ -200,7 +200,7 @@ class Servers:
         else:
             transport = sse_client(
                 spec.url,
-                headers=sendable_headers(spec.headers),
+                headers=sendable_headers(joined_headers(spec.headers)),
                 httpx_client_factory=partial(_http_client, spec.url),
             )
         who = Implementation(name="mcp-sessions acp", version=__version__)

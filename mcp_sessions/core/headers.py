@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from mcp_sessions.errors import ConfigurationError
@@ -19,10 +19,36 @@ _OWN: Final = frozenset({
 })  # fmt: skip
 """Those that the client itself sends, or that belong to the message or the connection."""
 
+_SINGLE: Final = frozenset({
+    "authorization", "date", "from", "if-modified-since", "if-range", "if-unmodified-since",
+    "max-forwards", "origin", "proxy-authorization", "range", "referer", "user-agent",
+})  # fmt: skip
+"""Those whose value is no list."""
+
 _OWN_BEGINNINGS: Final = ("mcp-param-", "sec-websocket-")
 
 _MOST: Final = 32_768
 """Characters of all of them. Most servers take less, and close the connection at more."""
+
+
+def joined_headers(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Join the values of each name: RFC 9110, 5.3, and RFC 9113, 8.2.3, for cookies.
+
+    Raises:
+        ConfigurationError: A value that is no list is there twice.
+    """
+    names: dict[str, str] = {}
+    joined: dict[str, str] = {}
+    for name, value in pairs:
+        lower = name.lower()
+        known = names.setdefault(lower, name)
+        if known not in joined:
+            joined[known] = value
+        elif lower in _SINGLE:
+            raise _twice(name)
+        else:
+            joined[known] += ("; " if lower == "cookie" else ", ") + value
+    return joined
 
 
 def sendable_headers(
@@ -61,7 +87,7 @@ def sendable_headers(
                 "or a line break"
             )
         if lower in seen:
-            raise ConfigurationError(f"the header {name!r} is there twice: give it once")
+            raise _twice(name)
         seen.add(lower)
         sent[name] = value
     size = sum(len(name) + len(value) for name, value in sent.items())
@@ -70,3 +96,7 @@ def sendable_headers(
             f"the headers have {size} characters: no server takes more than {_MOST}"
         )
     return sent
+
+
+def _twice(name: str) -> ConfigurationError:
+    return ConfigurationError(f"the header {name!r} is there twice: give it once")

@@ -71,6 +71,7 @@ class HttpSession:
         fields |= {name.lower(): value for name, value in headers.items()}
         # Not None: that would ignore the client's own, and the entry for this host in ~/.netrc.
         own: dict[str, Any] = {"timeout": timeout} if timeout is not None else {}
+        given = fields.pop("cookie", None)
         request = self.client.build_request(
             method, self._url, content=content, headers=fields, **own
         )
@@ -78,6 +79,10 @@ class HttpSession:
         asked = set[httpx2.URL]()
         while True:
             asked.add(request.url)
+            if given is not None:
+                # The library sends those of its jar, or these.
+                kept = request.headers.get("cookie")
+                request.headers["cookie"] = f"{given}; {kept}" if kept else given
             response = await self.client.send(request, stream=True, follow_redirects=False, **own)
             onward = _onward_request(response)
             # No URL is asked twice: what leads back to it did not come from before a handler.

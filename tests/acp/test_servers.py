@@ -312,6 +312,8 @@ def command(**changed: Any) -> Json:
     return {**CRASHES, "name": "wrong", **changed}
 
 
+_TWICE = ("Authorization", "authorization")
+
 WRONG: list[tuple[Json, str]] = [
     *[
         ({**entry, "type": kind}, said)
@@ -330,6 +332,10 @@ WRONG: list[tuple[Json, str]] = [
             (with_header("A", "s3cret-é"), "the header 'A' cannot be sent"),
             (with_header("A", " s3cret"), "begins or ends with a space"),
             (with_header("A", "s3cret" * 10_000), "no server takes more than"),
+            (
+                http(headers=[{"name": n, "value": "s3cret"} for n in _TWICE]),
+                "the header 'authorization' is there twice",
+            ),
         ]
     ],
     (command(type="carrier-pigeon"), "its type is not stdio, http or sse"),
@@ -412,6 +418,22 @@ async def test_a_header_that_is_there_twice_is_sent_with_both_values(
     async with conversation(ScriptedAgent(call)) as client:
         session_id = await client.new(servers=[entry])
         assert await ask(client, session_id, "web flavour") == "pistachio, lemon"
+
+
+@pytest.mark.parametrize("kind", ["http", "sse"])
+async def test_cookies_of_several_headers_are_sent_as_cookies(
+    kind: str, over_http: RunningServer, over_sse: RunningServer
+) -> None:
+    """A comma is part of a cookie's value (RFC 9113, 8.2.3): the server saw one cookie of two."""
+    entry = http_entry(over_http) if kind == "http" else sse_entry(over_sse)
+    entry["headers"] += [
+        {"name": "Cookie", "value": "theme=dark"},
+        {"name": "cookie", "value": "route=b; lang=en"},
+    ]
+    async with conversation(ScriptedAgent(call)) as client:
+        session_id = await client.new(servers=[entry])
+        sent = json.loads(await ask(client, session_id, f"{entry['name']} headers"))
+    assert [value for name, value in sent if name == "cookie"] == ["theme=dark; route=b; lang=en"]
 
 
 async def test_servers_are_connected_at_the_same_time() -> None:

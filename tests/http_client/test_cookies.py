@@ -4,6 +4,7 @@ import httpx2
 import pytest
 
 from mcp_sessions.http_client.cookies import BoundedJar
+from mcp_sessions.http_client.session import HttpSession
 
 pytestmark = pytest.mark.anyio
 
@@ -62,3 +63,24 @@ async def test_one_that_is_set_again_and_has_no_room_is_gone() -> None:
     assert len(await kept(first, [f"c0={'y' * 3_000}; path=/"])) == 3
     assert len(await kept(first, [f"c0={'y' * 5_000}; path=/"])) == 3
     assert "c0=new" in await kept(first, ["c0=new; path=/"])
+
+
+async def test_a_cookie_that_is_given_goes_with_those_that_are_kept() -> None:
+    """The one that was given went alone, and to a server that redirects not at all."""
+    sent: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        sent.append(request.headers.get("cookie", ""))
+        if request.url.path == "/mcp":
+            return httpx2.Response(307, headers={"location": "/mcp/"})
+        return httpx2.Response(200, headers={"set-cookie": "route=b; path=/"})
+
+    transport = httpx2.MockTransport(answer)
+    async with httpx2.AsyncClient(cookies=BoundedJar(), transport=transport) as client:
+        session = HttpSession("http://host.example/mcp", client)
+        for _ in range(2):
+            response = await session.open(
+                "GET", None, always={"Cookie": "key=a"}, headers={}, version=None, auth=None
+            )
+            await response.aclose()
+    assert sent == ["key=a", "key=a", "key=a; route=b", "key=a; route=b"]
