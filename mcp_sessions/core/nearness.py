@@ -151,6 +151,8 @@ def is_loopback(address: str | None) -> bool:
     if address is not None and address.lower() == "localhost":
         return True
     try:
-        return ipaddress.ip_address(address or "").is_loopback
+        found = ipaddress.ip_address(address or "")
     except ValueError:
         return False
+    # Not every Python looks at the IPv4 address that is mapped to IPv6.
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback

@@ -8,6 +8,9 @@ Rules, owned by ``tests/core/test_proxies.py``:
 3. What is no address is not believed, nor anything before it.
 4. With ``*`` each peer is a proxy, and its own word counts alone: the last address.
 5. ``X-Forwarded-Proto`` says whether the client used TLS. No other header is read.
+6. An IPv4 address that is mapped to IPv6 (RFC 4291, 2.5.5.2) is the IPv4 address. A network of such
+   addresses is the IPv4 network.
+7. A zone (RFC 4007, 11) says on which link an address is. An entry without one is on any link.
 """
 
 from __future__ import annotations
@@ -20,12 +23,17 @@ from typing import Final
 from mcp_sessions.errors import ConfigurationError
 
 _ADDRESS: Final = re.compile(
-    r"\[(?P<six>[0-9A-Fa-f:.]+)\](?::[0-9]{1,5})?|(?P<four>[0-9.]+)(?::[0-9]{1,5})?|[0-9A-Fa-f:.]+",
+    r"\[(?P<six>[0-9A-Fa-f:.]+(?:%[\w.~-]+)?)\](?::[0-9]{1,5})?|(?P<four>[0-9.]+)(?::[0-9]{1,5})?"
+    r"|[0-9A-Fa-f:.]+(?:%[\w.~-]+)?",
     re.ASCII,
 )
 _SCHEMES: Final = ("http", "https", "ws", "wss")
 
+_MAPPED: Final = 96
+"""Bits before an IPv4 address that is mapped to IPv6."""
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Proxies:
@@ -48,7 +56,7 @@ class Proxies:
         if self._are_all:
             return True
         address = _address(peer) if peer is not None else None
-        return address is not None and self._has(address)
+        return address is not None and self._has(address, getattr(address, "scope_id", None))
 
     def client_of(self, forwarded_for: Iterable[str]) -> str | None:
         """Return the client of which one of them says this. None: none is named.
@@ -64,10 +72,11 @@ class Proxies:
             found = address
             if self._are_all or not self._has(address):
                 break
-        return str(found) if found is not None else None
+        # The link is one of the proxy, not of this machine.
+        return str(found).partition("%")[0] if found is not None else None
 
-    def _has(self, address: Address) -> bool:
-        return any(address in network for network in self._networks)
+    def _has(self, address: Address, link: str | None = None) -> bool:
+        return any(address in network and zone in (None, link) for network, zone in self._networks)
 
 
 def scheme_of(forwarded_proto: Sequence[str]) -> str | None:
@@ -76,13 +85,23 @@ def scheme_of(forwarded_proto: Sequence[str]) -> str | None:
     return said if said in _SCHEMES else None
 
 
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+def _network(text: str) -> tuple[Network, str | None]:
+    """Return a network, and the zone that its addresses have. None: any."""
+    bare, sign, rest = text.partition("%")
+    zone, slash, prefix = rest.partition("/")
     try:
-        return ipaddress.ip_network(text, strict=False)
+        network = ipaddress.ip_network(bare + slash + prefix, strict=False)
+        if sign and not (zone and network.version == 6):
+            raise ValueError(text)
     except ValueError:
         raise ConfigurationError(
             f"must be addresses or networks, such as 10.0.0.0/8, or '*', not {text!r}"
         ) from None
+    if isinstance(network, ipaddress.IPv6Network) and network.prefixlen >= _MAPPED:
+        mapped = network.network_address.ipv4_mapped
+        if mapped is not None:
+            return ipaddress.IPv4Network((mapped, network.prefixlen - _MAPPED)), None
+    return network, zone or None
 
 
 def _address(text: str) -> Address | None:

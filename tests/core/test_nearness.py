@@ -56,10 +56,18 @@ CLIENTS = (
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1", "127.0.0.1:8000", "localhost:1", "[::1]:80", "[::1]"]
+    "host",
+    ["127.0.0.1", "127.0.0.1:8000", "localhost:1", "[::1]:80", "[::1]", "[::ffff:127.0.0.1]:80"],
 )
 def test_a_request_from_this_machine_is_near(host: str) -> None:
     assert is_near(scope(("accept", "*/*"), ("user-agent", "a"), host=host)) and is_local_name(host)
+
+
+def test_a_client_that_a_server_of_both_families_sees_is_near() -> None:
+    """RFC 4291, 2.5.5.2: it is the IPv4 address of loopback."""
+    ends = {"client": ("::ffff:127.0.0.1", 50_000), "server": ("::ffff:127.0.0.1", 8_000)}
+    assert is_near(scope(host="localhost:8000", **ends))
+    assert not is_near(scope(host="localhost:8000", client=("::ffff:192.0.2.1", 50_000)))
 
 
 def test_a_header_that_proxies_add_says_that_it_came_through_one() -> None:

@@ -19,6 +19,10 @@ NAMED = Proxies("10.0.0.0/8, 127.0.0.1, ::1, fd00::/8")
         (["[2001:DB8::7]"], "2001:db8::7"),
         (["[2001:db8::7]:4711"], "2001:db8::7"),
         (["::ffff:203.0.113.7"], "203.0.113.7"),
+        # The link is one of the proxy.
+        (["fe80::1%eth0"], "fe80::1"),
+        (["[fe80::1%25eth0]:4711"], "fe80::1"),
+        (["::ffff:203.0.113.7%eth0"], "203.0.113.7"),
         # The last one that is no proxy, of all values.
         (["192.0.2.1, 203.0.113.7"], "203.0.113.7"),
         (["192.0.2.1", "203.0.113.7"], "203.0.113.7"),
@@ -46,7 +50,9 @@ NAMED = Proxies("10.0.0.0/8, 127.0.0.1, ::1, fd00::/8")
         (["[203.0.113.7]"], None),
         (["[2001:db8::7"], None),
         (["2001:db8::7]"], None),
-        (["fe80::1%eth0"], None),
+        (["fe80::1%"], None),
+        (["203.0.113.7%eth0"], None),
+        (["fe80::1%eth0 evil"], None),
         (["\u0661.1.1.1"], None),
         (["3405803783"], None),
         (['"203.0.113.7"'], None),
@@ -85,7 +91,53 @@ def test_a_peer_is_a_proxy_if_it_was_named(peer: str | None, is_named: bool) -> 
 
 
 @pytest.mark.parametrize(
-    "named", ["", "localhost", "10.0.0.0/99", "10.0.0.1;10.0.0.2", "10.0.0.1,"]
+    ("named", "peer", "is_named"),
+    [
+        # As a server that listens on both families sees its peers, and as one that does not.
+        ("::ffff:10.0.0.0/104", "::ffff:10.1.2.3", True),
+        ("::ffff:10.0.0.0/104", "10.1.2.3", True),
+        ("::ffff:10.1.2.3/104", "10.200.0.1", True),
+        ("::ffff:a00:0/104", "10.1.2.3", True),
+        ("::ffff:10.0.0.0/104", "11.0.0.1", False),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.1", True),
+        ("::ffff:10.0.0.1", "10.0.0.2", False),
+        ("10.0.0.0/8", "::ffff:a01:203", True),
+        ("::ffff:0:0/96", "192.0.2.1", True),
+        ("::/0", "10.0.0.1", False),
+        # A link-local address is seen with its link.
+        ("fe80::/10", "fe80::1%eth0", True),
+        ("fe80::1", "fe80::1%eth0", True),
+        ("fe80::1", "fe80::1%2", True),
+        ("fe80::1%eth0", "fe80::1%eth0", True),
+        ("fe80::%eth0/64", "fe80::1%eth0", True),
+        ("fe80::1%eth0/64", "fe80::2%eth0", True),
+        ("fe80::1%eth0", "fe80::1%eth1", False),
+        ("fe80::1%eth0", "fe80::1", False),
+        ("fe80::/64", "fe80:0:0:1::1%eth0", False),
+    ],
+)
+def test_a_mapped_address_is_the_ipv4_one_and_a_zone_is_no_other_address(
+    named: str, peer: str, is_named: bool
+) -> None:
+    """Rules 6 and 7. A network that was written so matched nobody, in silence."""
+    assert Proxies(named).have(peer) == is_named
+    # Of what a proxy says, nobody here knows the link.
+    is_passed = is_named and "%" not in named
+    assert (Proxies(named).client_of([f"192.0.2.77, {peer}"]) == "192.0.2.77") == is_passed
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "",
+        "fe80::1%",
+        "10.0.0.1%eth0",
+        "%eth0",
+        "localhost",
+        "10.0.0.0/99",
+        "10.0.0.1;10.0.0.2",
+        "10.0.0.1,",
+    ],
 )
 def test_what_is_no_address_names_no_proxy(named: str) -> None:
     with pytest.raises(ConfigurationError, match="must be addresses or networks"):

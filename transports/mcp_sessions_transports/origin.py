@@ -6,7 +6,8 @@ server sees the same few values again and again.
 Rules, owned by ``tests/transports/test_origin.py``:
 
 1. Names are compared without regard to case, to a dot at their end, and to how an IPv6 address is
-   written.
+   written. One without its zone is the same (RFC 6874, 4). So is the IPv4 address that is mapped to
+   one.
 2. No port is the default port of the scheme. A Host has no scheme: 80 and 443 are both its default.
 3. An entry with ``:*`` allows each port, and none. A page of another machine cannot call a server
    by its loopback name, whatever port it says.
@@ -142,7 +143,7 @@ _LONGEST_NAME: Final = 255
 
 _NAME: Final = re.compile(
     r"(?:(?P<scheme>[a-z][a-z0-9+.-]*)://)?"
-    r"(?P<host>\[[0-9a-f:.%]+\]|[a-z0-9_.-]+)(?::(?P<port>[0-9]{0,5}|\*))?",
+    r"(?P<host>\[[0-9a-f:.]+(?:%[0-9a-z_.~-]+)?\]|[a-z0-9_.-]+)(?::(?P<port>[0-9]{0,5}|\*))?",
     re.ASCII,
 )
 _DEFAULTS: Final = {None: ("80", "443"), "http": ("80",), "https": ("443",)}
@@ -166,9 +167,10 @@ def _name_of(text: str) -> _Name | None:
     scheme, host, port = found["scheme"], found["host"].removesuffix("."), found["port"] or ""
     if host.startswith("["):
         try:
-            host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
+            address = ipaddress.IPv6Address(host[1:-1].partition("%")[0])
         except ValueError:
             return None
+        host = str(address.ipv4_mapped or f"[{address}]")
     port = port.lstrip("0")
     return _Name(scheme, host, "" if port in _DEFAULTS.get(scheme, ()) else port)
 
