@@ -407,8 +407,9 @@ class RunningRequest:
 
     @property
     def _can_become_task(self) -> bool:
-        # With its answer, a client without tasks could not answer an open question any more.
-        return not self.done and self._questions is None
+        # With its answer, a client without tasks could not answer an open question any more. A call
+        # that asks in rounds is about to be answered with its question.
+        return not self.done and self._questions is None and self._held is None
 
     async def _becomes(self, task: RunningTask, tasks: Tasks) -> None:
         """Answer its client with a task, and run on."""
