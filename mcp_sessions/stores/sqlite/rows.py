@@ -40,6 +40,7 @@ from mcp_sessions.ids import (
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.memory.tables import MemorySession
+from mcp_sessions.stores.memory.whole_in_memory import session_of, whole_of
 from mcp_sessions.stores.records import (
     CurrentSession,
     Data,
@@ -50,6 +51,7 @@ from mcp_sessions.stores.records import (
     attachment_of,
 )
 from mcp_sessions.stores.sql.session_rows import Wanted, loads, owner_of, text_bytes
+from mcp_sessions.stores.whole_sessions import WholeSession
 
 Statement = tuple[str, Sequence[Any]]
 
@@ -398,6 +400,7 @@ def _session(
     client_id, issuer, subject = loads(row["owner"])
     scopes = frozenset(loads(row["scopes"]))
     peer, lists, waits_from = row["peer"], row["lists"], row["waits_from"]
+    level = row["log_level"]
     current = connection = None
     if row["current_id"] is not None:
         epoch = FencingEpoch(row["current_epoch"])
@@ -411,13 +414,13 @@ def _session(
         subscriptions=frozenset(uris),
         lists=frozenset(loads(lists)) if lists is not None else None,
         waits_from=SessionEventId(text_of(waits_from)) if waits_from is not None else None,
-        log_level=row["log_level"],
+        log_level=text_of(level) if level is not None else None,
     )
     if carried:
         client.carried = {origin: FencingEpoch(each[0]) for origin, each in carried.items()}
     fencing_epoch = FencingEpoch(row["fencing_epoch"])
     record = SessionRecord(
-        SessionId(row["session_id"]),
+        SessionId(text_of(row["session_id"])),
         Mode(row["mode"]),
         Principal(client_id, issuer, subject, scopes, row["credential_expires_at"]),
         Life(row["created_at"], row["expires_at"], row["ends_at"]),
@@ -431,8 +434,9 @@ def _session(
         kept = UNBOUNDED if record.mode is Mode.AGENT and name == EVENTS else window
         of_log = LogCounts(LogEpoch(log_epoch), *counts)
         log = EventLog.restored(of_log, kept, NotedEvents(is_read=not of_log.kept), {})
-        session.set_log(StreamName(name), log)
-        session.stored_logs[StreamName(name)] = _StoredLog(number, log, of_log)
+        stream = StreamName(text_of(name))
+        session.set_log(stream, log)
+        session.stored_logs[stream] = _StoredLog(number, log, of_log)
     session.carried = {
         origin: Position(LogEpoch(each[1]), each[2]) for origin, each in carried.items()
     }
@@ -463,9 +467,13 @@ def events(tx: Transaction, session: FileSession, wanted: Wanted) -> None:
             if wanted.origin is not None:
                 rows += _events(tx, stored.row, "origin = ?", wanted.origin)
         ordered = sorted({row[0]: row for row in rows}.values())
-        read = NotedEvents((_event(log.log_epoch, *row[:5]) for row in ordered), is_read=True)
-        names = {row[0]: row[5] for row in ordered if row[5] is not None}
-        session.put_log(name, EventLog.restored(log.counts, log.window, read, names))
+        session.put_log(name, _log_of(log, ordered))
+
+
+def _log_of(log: EventLog, rows: Sequence[tuple[Any, ...]]) -> EventLog:
+    read = NotedEvents((_event(log.log_epoch, *row[:5]) for row in rows), is_read=True)
+    names = {row[0]: row[5] for row in rows if row[5] is not None}
+    return EventLog.restored(log.counts, log.window, read, names)
 
 
 def _events(tx: Transaction, log: int, where: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -553,6 +561,26 @@ def data(tx: Transaction, session: FileSession) -> None:
     row = tx.execute("SELECT value, version FROM data WHERE sid = ?", (session.row,)).fetchone()
     session.data = session.stored_data = Data(loads(row[0]), row[1]) if row is not None else None
     session.data_is_read = True
+
+
+def session_ids(tx: Transaction) -> list[SessionId]:
+    rows = tx.execute("SELECT session_id FROM sessions ORDER BY sid").fetchall()
+    return [SessionId(text_of(session_id)) for (session_id,) in rows]
+
+
+def whole(tx: Transaction, session_id: SessionId, policy: SessionPolicy) -> WholeSession | None:
+    """Raises:
+    ValueError, TypeError, LookupError: Another program wrote a row of it, or another release.
+    """
+    for session in sessions(tx, [session_id], UNBOUNDED):
+        if isinstance(session, Unreadable):
+            raise session.failed
+        for name, stored in session.stored_logs.items():
+            session.set_log(name, _log_of(stored.log, _events(tx, stored.row, "1 ORDER BY number")))
+        keys(tx, session, policy)
+        data(tx, session)
+        return whole_of(session, session.carried)
+    return None
 
 
 # --- to rows -------------------------------------------------------------------------------------
@@ -697,13 +725,20 @@ def _keys(session: FileSession, known: NotedKeys) -> Iterator[Statement]:
         if entry is None:
             yield "DELETE FROM keys WHERE sid = ? AND key = ?", (sid, name)
         elif entry.state is KeyState.RUNNING:
-            scopes = encode(sorted(entry.scopes))
-            ran_by = f"{entry.run}@{entry.runner}"
-            yield _NEW_KEY, (sid, name, entry.digest, ran_by, scopes, entry.at)
+            yield _begun(sid, name, entry)
         else:
             session.finished += 1
-            outcome = entry.outcome if entry.state is KeyState.ANSWERED else None
-            yield _END_KEY, (entry.at, outcome, session.finished, sid, name)
+            yield _finished(sid, name, entry, session.finished)
+
+
+def _begun(sid: int, name: bytes, entry: KeyedRequest) -> Statement:
+    ran_by = f"{entry.run}@{entry.runner}"
+    return _NEW_KEY, (sid, name, entry.digest, ran_by, encode(sorted(entry.scopes)), entry.at)
+
+
+def _finished(sid: int, name: bytes, entry: KeyedRequest, number: int) -> Statement:
+    outcome = bytes(entry.outcome) if entry.state is KeyState.ANSWERED else None
+    return _END_KEY, (entry.at, outcome, number, sid, name)
 
 
 _NEW_KEY = (
@@ -741,6 +776,29 @@ def make(tx: Transaction, session: FileSession) -> int:
     for name, stored in session.stored_logs.items():
         tx.execute(_NEW_LOG, (*stored.counts, stored.row, row, name))
     return row
+
+
+def add_whole(
+    tx: Transaction, whole: WholeSession, policy: SessionPolicy, new_row: Callable[[], int]
+) -> bool:
+    """Add a session with all that it has; whether it was not there.
+
+    Args:
+        new_row: Gives the number of a new log.
+    """
+    if row_of(tx, whole.record.session_id) is not None:
+        return False
+    there = session_of(whole, UNBOUNDED, policy)
+    session = FileSession(there.record, there.events, there.streams, None, there.data)
+    session.row = make(tx, session)
+    changes = changes_of(session, whole.carried, None, new_row)
+    for number, (key, entry) in enumerate(whole.keys, 1):
+        changes.append(_begun(session.row, text_bytes(key), entry))
+        if entry.state is not KeyState.RUNNING:
+            changes.append(_finished(session.row, text_bytes(key), entry, number))
+    for statement, values in changes:
+        tx.execute(statement, values)
+    return True
 
 
 def counted(tx: Transaction) -> int:

@@ -92,7 +92,7 @@ from mcp_sessions.stores.records import (
 from mcp_sessions.stores.sql.session_rows import Wanted, loads, owner_of, text_bytes
 from mcp_sessions.stores.sql.sql_store import unreadable
 from mcp_sessions.stores.sql.steps import NOTHING, Steps, Working
-from mcp_sessions.stores.sqlite import rows, whole_rows
+from mcp_sessions.stores.sqlite import rows
 from mcp_sessions.stores.sqlite.rows import (
     FileSession,
     NotedKeys,
@@ -791,12 +791,12 @@ class SQLiteStore(Steps, EndsInFile):
                 return found
 
     async def session_ids(self) -> Sequence[SessionId]:
-        return await self._writer.call(Read(lambda tx: whole_rows.session_ids(tx.execute)))
+        return await self._writer.call(Read(rows.session_ids))
 
     async def whole(self, session_id: SessionId) -> WholeSession | None:
         def work(tx: Transaction) -> WholeSession | None:
             try:
-                return whole_rows.whole(tx.execute, session_id)
+                return rows.whole(tx, session_id, self._policy)
             except rows.UNREADABLE as failed:
                 raise unreadable(failed) from failed
 
@@ -804,7 +804,7 @@ class SQLiteStore(Steps, EndsInFile):
 
     async def add_whole(self, whole: WholeSession) -> bool:
         new_log = self._new_log.__next__
-        return await self._writer.call(lambda tx: whole_rows.add_whole(tx.execute, whole, new_log))
+        return await self._writer.call(lambda tx: rows.add_whole(tx, whole, self._policy, new_log))
 
     async def subscribers(self, uri: str) -> Sequence[SessionId]:
         return [session_id for _, session_id in await self._subscribers(uri, 0, -1)]
