@@ -8,8 +8,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions.stores.sql import sql_store
-from mcp_sessions.stores.sqlite import sqlite_store
+from mcp_sessions.stores.sql import steps
 from mcp_sessions.testing import MakeStore
 from tests.stores.every_store import every_store
 from tests.stores.opening import NOW, new, opened
@@ -22,8 +21,7 @@ OWNER = Principal("gateway")
 
 @pytest.fixture(autouse=True)
 def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sql_store, sqlite_store):
-        monkeypatch.setattr(module, "_CANDIDATES", 2)
+    monkeypatch.setattr(steps, "CANDIDATES", 2)
 
 
 def ids_of(records: Sequence[SessionRecord]) -> list[str]:

@@ -14,12 +14,10 @@ from contextlib import AsyncExitStack
 from typing import Protocol, TypeVar
 
 from mcp_sessions.core.life import (
-    SLEEPERS,
     asleep_by,
     has_come,
     idle_time,
     new_life,
-    unused_by,
 )
 from mcp_sessions.core.log import UNBOUNDED, EventLog
 from mcp_sessions.core.request_keys import KeyUse
@@ -34,7 +32,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.locks import Locks
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.limits import check_peer, check_sessions
 from mcp_sessions.stores.memory.whole_in_memory import session_of
@@ -67,7 +65,7 @@ from mcp_sessions.stores.sql.session_rows import (
     stored,
     uri_tags,
 )
-from mcp_sessions.stores.sql.steps import NOTHING, Steps, Working
+from mcp_sessions.stores.sql.steps import NOTHING, Due, Steps, Unused, Working
 from mcp_sessions.stores.whole_sessions import WholeSession, whole_log
 
 logger = logging.getLogger(__name__)
@@ -82,9 +80,6 @@ TRIES = 50
 done."""
 
 _BUSY = "other processes change the same rows all the time"
-
-_CANDIDATES = 2_048
-"""Sessions that are looked at when room has to be made."""
 
 
 class Engine(Protocol):
@@ -248,19 +243,37 @@ class SqlStore(Steps):
 
     async def _on_many(
         self,
+        which: Sequence[Due | Unused],
+        work: Callable[[Working, int], Awaitable[Sequence[SessionRecord]]],
+        *,
+        now: float,
+        limit: int,
+        more: int,
+    ) -> list[SessionRecord]:
+        async def find(left: int) -> list[Found]:
+            found: list[Found] = []
+            for each in which:
+                match each:
+                    case Due(by):
+                        found += await self._engine.due(by, left + more)
+                    case Unused(latest, owner):
+                        found += await self._engine.unused(owner, latest, left + more)
+            return list({each.row.sid: each for each in found}.values())
+
+        return await self._end_some(find, work, now, limit)
+
+    async def _end_some(
+        self,
         find: Callable[[int], Awaitable[Sequence[Found]]],
         work: Callable[[Working, int], Awaitable[Sequence[SessionRecord]]],
         now: float,
         limit: int,
     ) -> list[SessionRecord]:
-        """Do a step of many sessions, of which it ends some: the records of those, as they were.
-
-        If somebody changed one of them meanwhile, the rows are read again, and the step decides
+        """If somebody changed one of them meanwhile, the rows are read again, and the step decides
         anew.
 
         Args:
             find: The rows, for a step that ends so many.
-            work: The step. It ends so many.
         """
         done: list[SessionRecord] = []
         for _ in range(TRIES):
@@ -378,74 +391,12 @@ class SqlStore(Steps):
         gone = await self._engine.remove([(session_id, None)])
         return self._record(gone[0]) if gone else None
 
-    async def expire(
-        self, *, now: float, held: Collection[SessionId], limit: int
-    ) -> Sequence[SessionRecord]:
-        now = await self._now(now)
-        return await self._on_many(
-            lambda left: self._engine.due(now, left + len(held)),
-            lambda working, left: working.expire(now=now, held=held, limit=left),
-            now,
-            limit,
-        )
-
-    async def evict(
-        self,
-        *,
-        now: float,
-        unused_for: float,
-        held: Collection[SessionId],
-        limit: int,
-        opened: bool,
-    ) -> Sequence[SessionRecord]:
-        now = await self._now(now)
-        asleep = dict.fromkeys(SLEEPERS, asleep_by(now, self._policy))
-        nobodys = {Mode.TRANSPORT: unused_by(Mode.TRANSPORT, now, unused_for, self._policy)}
-
-        async def find(left: int) -> list[Found]:
-            most = _CANDIDATES + left + len(held)
-            found = await self._engine.unused(None, asleep, most)
-            found += await self._engine.unused(owner_of(ANONYMOUS), nobodys, most)
-            return list({each.row.sid: each for each in found}.values())
-
-        return await self._on_many(
-            find,
-            lambda working, left: working.evict(
-                now=now, unused_for=unused_for, held=held, limit=left, opened=opened
-            ),
-            now,
-            limit,
-        )
-
-    async def evict_own(
-        self,
-        principal: Principal,
-        *,
-        now: float,
-        unused_for: float,
-        held: Collection[SessionId],
-        limit: int,
-    ) -> Sequence[SessionRecord]:
-        now = await self._now(now)
-        owner = owner_of(principal)
-        latest = dict.fromkeys(SLEEPERS, asleep_by(now, self._policy))
-        for mode in (Mode.CONVERSATION, Mode.KEYS):
-            latest[mode] = unused_by(Mode.CONVERSATION, now, unused_for, self._policy)
-        return await self._on_many(
-            lambda left: self._engine.unused(owner, latest, _CANDIDATES + left + len(held)),
-            lambda working, left: working.evict_own(
-                principal, now=now, unused_for=unused_for, held=held, limit=left
-            ),
-            now,
-            limit,
-        )
-
     async def evict_heavy(
         self, *, now: float, most: int, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
         now = await self._now(now)
         by = asleep_by(now, self._policy)
-        return await self._on_many(
+        return await self._end_some(
             lambda left: self._engine.heavy(by, most, left + len(held)),
             # All that the database found.
             lambda working, left: working.evict_heavy(now=now, most=-1, held=held, limit=left),

@@ -1,4 +1,4 @@
-"""The steps of one session, for a store that keeps its sessions in the rows of a database.
+"""The steps of a session, for a store that keeps its sessions in the rows of a database.
 
 Each step is done by the store in memory (:class:`Working`), so the rules are the same everywhere.
 What a step reads first is in its :class:`Wanted`.
@@ -7,10 +7,13 @@ What a step reads first is in its :class:`Wanted`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from mcp_sessions.core.life import SLEEPERS, asleep_by, unused_by
 from mcp_sessions.core.log import Draft, LoggedEvent, Window
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -23,15 +26,20 @@ from mcp_sessions.ids import (
     StreamName,
     parse_position,
 )
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.memory.memory_store import MemoryStore
 from mcp_sessions.stores.memory.tables import MemorySession, Owner
 from mcp_sessions.stores.record_changes import RecordChange
 from mcp_sessions.stores.records import Appended, Attached, Data, Relayed, SessionRecord
-from mcp_sessions.stores.sql.session_rows import Wanted
+from mcp_sessions.stores.sql.session_rows import Wanted, owner_of
 
 T = TypeVar("T")
 
 NOTHING = Wanted()
+
+CANDIDATES = 1_024
+"""Sessions that are looked at when room has to be made."""
 
 
 class Working(MemoryStore):
@@ -77,10 +85,30 @@ class Working(MemoryStore):
         return self._relayed.get(session_id, {})
 
 
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The sessions whose time has come."""
+
+    by: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """Sessions that may go to make room. Whose lifetime ends first is none of them."""
+
+    latest: Mapping[Mode, float]
+    """The latest idle deadline, for each mode."""
+
+    owner: bytes | None = None
+    """None: each."""
+
+
 class Steps:
     """The methods of a :class:`~mcp_sessions.stores.contract.SessionStore` that are about one
-    session.
+    session, and those that end some by time, or to make room.
     """
+
+    _policy = SessionPolicy()
 
     async def _now(self, now: float) -> float:
         """``now`` by the clock that counts."""
@@ -106,6 +134,76 @@ class Steps:
     ) -> T:
         """Do a step that only reads."""
         raise NotImplementedError
+
+    async def _on_many(
+        self,
+        which: Sequence[Due | Unused],
+        work: Callable[[Working, int], Coroutine[Any, Any, Sequence[SessionRecord]]],
+        *,
+        now: float,
+        limit: int,
+        more: int,
+    ) -> list[SessionRecord]:
+        """Do a step of many sessions, of which it ends some: the records of those, as they were.
+
+        Args:
+            which: Those whose deadline is earliest are found first.
+            work: The step. It ends so many.
+            limit: How many it ends.
+            more: How many it looks at besides, and may leave.
+        """
+        raise NotImplementedError
+
+    async def expire(
+        self, *, now: float, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        now, spared = await self._now(now), frozenset(held)
+        return await self._on_many(
+            [Due(now)],
+            lambda working, left: working.expire(now=now, held=spared, limit=left),
+            now=now, limit=limit, more=len(spared),
+        )  # fmt: skip
+
+    async def evict(
+        self,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+        opened: bool,
+    ) -> Sequence[SessionRecord]:
+        now, spared = await self._now(now), frozenset(held)
+        asleep = Unused(dict.fromkeys(SLEEPERS, asleep_by(now, self._policy)))
+        latest = unused_by(Mode.TRANSPORT, now, unused_for, self._policy)
+        return await self._on_many(
+            [asleep, Unused({Mode.TRANSPORT: latest}, owner_of(ANONYMOUS))],
+            lambda working, left: working.evict(
+                now=now, unused_for=unused_for, held=spared, limit=left, opened=opened
+            ),
+            now=now, limit=limit, more=CANDIDATES + len(spared),
+        )  # fmt: skip
+
+    async def evict_own(
+        self,
+        principal: Principal,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+    ) -> Sequence[SessionRecord]:
+        now, spared = await self._now(now), frozenset(held)
+        latest = dict.fromkeys(SLEEPERS, asleep_by(now, self._policy))
+        for mode in (Mode.CONVERSATION, Mode.KEYS):
+            latest[mode] = unused_by(Mode.CONVERSATION, now, unused_for, self._policy)
+        return await self._on_many(
+            [Unused(latest, owner_of(principal))],
+            lambda working, left: working.evict_own(
+                principal, now=now, unused_for=unused_for, held=spared, limit=left
+            ),
+            now=now, limit=limit, more=CANDIDATES + len(spared),
+        )  # fmt: skip
 
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS

@@ -58,11 +58,9 @@ from typing import Any, TypeVar, cast
 
 from mcp_sessions.argument_types import checked
 from mcp_sessions.core.life import (
-    SLEEPERS,
     asleep_by,
     has_come,
     new_life,
-    unused_by,
 )
 from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog
 from mcp_sessions.core.messages import encode
@@ -72,7 +70,7 @@ from mcp_sessions.errors import SessionsError, StoreRefused, StoreUnavailable
 from mcp_sessions.ids import EVENTS, GET_STREAM, FencingEpoch, RequestKey, SessionId, StreamName
 from mcp_sessions.locks import Locks
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.limits import check_peer, check_sessions, most_of_one
@@ -91,7 +89,7 @@ from mcp_sessions.stores.records import (
 )
 from mcp_sessions.stores.sql.session_rows import Wanted, loads, owner_of, text_bytes
 from mcp_sessions.stores.sql.sql_store import unreadable
-from mcp_sessions.stores.sql.steps import NOTHING, Steps, Working
+from mcp_sessions.stores.sql.steps import NOTHING, Due, Steps, Unused, Working
 from mcp_sessions.stores.sqlite import rows
 from mcp_sessions.stores.sqlite.rows import (
     FileSession,
@@ -122,9 +120,6 @@ _PAGE = 500
 _ENDED_AT_ONCE = 256
 """Sessions that one transaction ends for their bytes. Others write in between."""
 
-_CANDIDATES = 1_024
-"""Sessions that are looked at when room has to be made."""
-
 _ASLEEP_AT_ONCE = 256
 
 _AUDIENCE = 128
@@ -138,9 +133,6 @@ DUE = "expires_at <= ?"
 
 _IDLE_ENDS_FIRST = "expires_at < ends_at"
 """The opposite of ``lifetime_ends_first`` as SQL."""
-
-_SLEEPERS = ", ".join(f"'{mode.value}'" for mode in SLEEPERS)
-"""The modes of the sessions that sleep, as SQL."""
 
 
 class SessionsInMemory(Working):
@@ -565,66 +557,40 @@ class SQLiteStore(Steps, EndsInFile):
                 lambda tx, session_id=session_id: rows.forget_request(tx, session_id)
             )
 
-    async def expire(
-        self, *, now: float, held: Collection[SessionId], limit: int
-    ) -> Sequence[SessionRecord]:
-        spared = frozenset(held)
+    async def _on_many(
+        self,
+        which: Sequence[Due | Unused],
+        work: Callable[[Working, int], Coroutine[Any, Any, Sequence[SessionRecord]]],
+        *,
+        now: float,
+        limit: int,
+        more: int,
+    ) -> list[SessionRecord]:
+        conditions: list[str] = []
+        values: list[Any] = []
+        latest = -math.inf
+        for each in which:
+            match each:
+                case Due(by):
+                    conditions.append(DUE)
+                    values.append(by)
+                    latest = by
+                case Unused(by_mode, owner):
+                    modes = " OR ".join([f"mode = ? AND {DUE}"] * len(by_mode))
+                    conditions.append(f"{_IDLE_ENDS_FIRST} AND ({modes})")
+                    if owner is not None:
+                        conditions[-1] = f"owner = ? AND {conditions[-1]}"
+                        values.append(owner)
+                    for mode, by in by_mode.items():
+                        values += [mode.value, by]
+                        latest = max(latest, by)
+        where = " OR ".join(f"({each})" for each in conditions)
         return await self._on_some(
-            f"{DUE} ORDER BY expires_at LIMIT ?",
-            (now, limit + len(spared)),
-            lambda working: working.expire(now=now, held=spared, limit=limit),
-            latest=now,
+            f"{DUE} AND ({where}) ORDER BY expires_at LIMIT ?",
+            (latest, *values, limit + more),
+            lambda working: work(working, limit),
+            latest=latest,
         )
-
-    async def evict(
-        self,
-        *,
-        now: float,
-        unused_for: float,
-        held: Collection[SessionId],
-        limit: int,
-        opened: bool,
-    ) -> Sequence[SessionRecord]:
-        asleep = asleep_by(now, self._policy)
-        latest = unused_by(Mode.TRANSPORT, now, unused_for, self._policy)
-        spared = frozenset(held)
-        return await self._on_some(
-            f"{_IDLE_ENDS_FIRST} AND (mode IN ({_SLEEPERS}) AND {DUE}"
-            f" OR mode = ? AND owner = ? AND {DUE}) ORDER BY NOT {DUE}, expires_at LIMIT ?",
-            (
-                asleep, Mode.TRANSPORT.value, owner_of(ANONYMOUS), latest, asleep,
-                _CANDIDATES + limit + len(spared),
-            ),
-            lambda working: working.evict(
-                now=now, unused_for=unused_for, held=spared, limit=limit, opened=opened
-            ),
-            latest=max(asleep, latest),
-        )  # fmt: skip
-
-    async def evict_own(
-        self,
-        principal: Principal,
-        *,
-        now: float,
-        unused_for: float,
-        held: Collection[SessionId],
-        limit: int,
-    ) -> Sequence[SessionRecord]:
-        asleep = asleep_by(now, self._policy)
-        latest = unused_by(Mode.CONVERSATION, now, unused_for, self._policy)
-        spared = frozenset(held)
-        return await self._on_some(
-            f"{_IDLE_ENDS_FIRST} AND owner = ? AND (mode IN ({_SLEEPERS}) AND {DUE}"
-            f" OR mode IN (?, ?) AND {DUE}) ORDER BY expires_at LIMIT ?",
-            (
-                owner_of(principal), asleep, Mode.CONVERSATION.value, Mode.KEYS.value, latest,
-                _CANDIDATES + limit + len(spared),
-            ),
-            lambda working: working.evict_own(
-                principal, now=now, unused_for=unused_for, held=spared, limit=limit
-            ),
-            latest=max(asleep, latest),
-        )  # fmt: skip
 
     async def evict_heavy(
         self, *, now: float, most: int, held: Collection[SessionId], limit: int
