@@ -587,8 +587,11 @@ class SqlStore(Steps):
                     await self._engine.remove([(session_id, known[0].row.version)])
                 continue
             _, held = self._working(await self._engine.read([session_id], NOTHING), NOTHING)
-            changes = [change_of(each, session, whole.carried, None, 0.0) for each in held]
-            if await self._engine.write([each for each in changes if each is not None]):
+            # Somebody else who adds it may have taken the row away, and be done with its own.
+            mine = (each for each in held if each.row.expires_at == _OVER)
+            changes = [change_of(each, session, whole.carried, None, 0.0) for each in mine]
+            written = [each for each in changes if each is not None]
+            if written and await self._engine.write(written):
                 return True
         raise StoreUnavailable(_BUSY)
 

@@ -215,3 +215,26 @@ async def test_what_another_program_wrote_to_a_row_stops_no_other_session() -> N
         assert await events_of(there) == 1
         await here.sleep(now=NOW + 50 + IDLE)
         assert await events_of(there) == 0
+
+
+async def test_of_two_that_add_a_whole_session_the_second_may_add_it() -> None:
+    """The second takes away the row of the first, which is not whole yet."""
+    async with two() as (here, there):
+        session_id = await new(here)
+        whole = await here.whole(session_id)
+        assert whole is not None
+        await here.end(session_id)
+        before(here, "read", lambda: there.add_whole(whole))
+        assert not await here.add_whole(whole)
+        assert await there.session_ids() == [session_id]
+
+
+async def test_a_whole_session_whose_row_somebody_took_away_is_added_again() -> None:
+    async with two() as (here, there):
+        session_id = await new(here)
+        whole = await here.whole(session_id)
+        assert whole is not None
+        await here.end(session_id)
+        before(here, "read", lambda: there.end(session_id))
+        assert await here.add_whole(whole)
+        assert await there.session_ids() == [session_id]
