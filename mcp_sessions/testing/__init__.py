@@ -21,7 +21,8 @@ they do not look.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -50,19 +51,32 @@ __all__ = [
     "connect",
 ]
 
-STORE_CHECKS: Sequence[Check] = (
-    *life_checks.CHECKS,
-    *sleeping.CHECKS,
-    *admission_checks.CHECKS,
-    *log_checks.CHECKS,
-    *belongings_checks.CHECKS,
-    *change_checks.CHECKS,
-    *whole_checks.CHECKS,
+
+def _checks(*modules: ModuleType, of: str) -> Sequence[Callable[[Any], Awaitable[None]]]:
+    """The functions of these modules that take this and nothing else."""
+    return [
+        value
+        for module in modules
+        for value in vars(module).values()
+        if getattr(value, "__module__", None) == module.__name__
+        and list(getattr(value, "__annotations__", ())) == [of, "return"]
+    ]
+
+
+STORE_CHECKS: Sequence[Check] = _checks(
+    life_checks,
+    sleeping,
+    admission_checks,
+    log_checks,
+    belongings_checks,
+    change_checks,
+    whole_checks,
+    of="make",
 )
 """The rules, by name. Run them one by one to see which of them a store breaks."""
 
-EXCHANGE_CHECKS: Sequence[Callable[[MakeTwoStores], Awaitable[None]]] = (
-    change_checks.EXCHANGE_CHECKS
+EXCHANGE_CHECKS: Sequence[Callable[[MakeTwoStores], Awaitable[None]]] = _checks(
+    change_checks, of="make_two"
 )
 """The rules of an exchange, by name."""
 

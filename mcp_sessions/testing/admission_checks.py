@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from mcp_sessions.core.request_keys import Begun, KeyUse
@@ -23,7 +22,6 @@ from mcp_sessions.testing.parts import (
     NOW,
     RESULT,
     THERE,
-    Check,
     MakeStore,
     at_once,
     ids_of,
@@ -268,20 +266,3 @@ async def request_keys_are_bounded_in_bytes_and_time(make: MakeStore) -> None:
             again, _ = await session.begin(use, now=NOW + 49)
             assert again in {Begun.ANSWERED, Begun.DROPPED}
         assert await session.begin(uses[-1], now=NOW + 51) == (Begun.FIRST, None)
-
-
-CHECKS: Sequence[Check] = (
-    a_strangers_request_is_refused_before_it_has_any_effect,
-    a_refreshed_credential_of_the_same_identity_keeps_the_session,
-    a_request_in_the_wrong_mode_changes_nothing,
-    a_displaced_connection_is_notified_and_changes_nothing,
-    a_connections_current_session_is_admitted_to_in_the_same_step_or_not_at_all,
-    a_request_key_is_begun_once_and_its_answer_kept,
-    a_key_of_a_run_that_never_began_is_begun_anew,
-    a_keyed_request_goes_with_its_attachment,
-    a_session_that_ends_meanwhile_admits_nothing,
-    a_key_with_other_content_is_given_no_answer,
-    a_kept_answer_is_not_for_fewer_scopes,
-    one_key_sent_many_times_at_once_is_begun_once,
-    request_keys_are_bounded_in_bytes_and_time,
-)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from mcp_sessions.core.log import Draft
@@ -35,7 +34,6 @@ from mcp_sessions.testing.parts import (
     MCP_MODES,
     NOW,
     RESULT,
-    Check,
     MakeStore,
     SessionOf,
     at_once,
@@ -371,20 +369,3 @@ async def sessions_can_be_listed_by_their_owner(make: MakeStore) -> None:
         assert await ids_of(store) == {first.id, second.id, theirs.id}
         assert await ids_of(store, ALICE) == {first.id, second.id}
         assert await ids_of(store, Principal()) == set()
-
-
-CHECKS: Sequence[Check] = (
-    subscriptions_belong_to_the_session,
-    a_listen_filter_replaces_the_subscriptions,
-    subscriptions_are_bounded_in_bytes,
-    data_is_bounded_in_bytes,
-    state_is_bounded_in_bytes_whoever_changes_it,
-    where_the_next_listen_stream_starts_is_remembered,
-    the_level_of_its_log_is_remembered,
-    state_is_changed_key_by_key,
-    state_is_changed_only_as_the_caller_saw_it,
-    data_is_replaced_only_by_who_saw_its_newest_version,
-    a_connections_own_state_is_kept_with_its_session,
-    every_text_is_a_text,
-    sessions_can_be_listed_by_their_owner,
-)

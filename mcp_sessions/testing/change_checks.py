@@ -4,7 +4,7 @@ learn of each other.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -29,7 +29,6 @@ from mcp_sessions.testing.parts import (
     MESSAGE,
     NOW,
     POST_STREAM,
-    Check,
     MakeStore,
     MakeTwoStores,
     new_session,
@@ -200,15 +199,6 @@ async def _position(store: SessionStore, session_id: SessionId) -> Position:
     return head
 
 
-CHECKS: Sequence[Check] = (
-    who_is_entitled_to_a_change_is_reported,
-    a_change_is_stored_as_any_event_is,
-    a_change_whose_answer_was_lost_is_stored_once,
-    a_large_audience_is_found_page_by_page,
-    events_made_anew_refuse_every_position,
-)
-
-
 async def a_message_reaches_one_process_or_all_the_others(make_two: MakeTwoStores) -> None:
     """Whole, whatever its bytes; who sends to all is not among them."""
     async with two_processes(make_two) as (here, there):
@@ -341,14 +331,3 @@ async def what_a_session_keeps_in_one_process_has_one_holder(make_two: MakeTwoSt
         await here.store.end(session.id)
         assert await claim(session.id, "c", instead_of="b") is None
         assert await claim(session.id, None) is None
-
-
-EXCHANGE_CHECKS: Sequence[Callable[[MakeTwoStores], Awaitable[None]]] = (
-    a_message_reaches_one_process_or_all_the_others,
-    what_is_appended_to_a_watched_stream_is_received,
-    what_nobody_watches_is_not_received,
-    a_stream_that_is_watched_again_delivers_again,
-    a_relayed_event_is_received_as_an_append_is,
-    a_process_is_alive_until_it_leaves,
-    what_a_session_keeps_in_one_process_has_one_holder,
-)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from mcp_sessions.core.ends import MOST_ENDS, REMEMBERED_FOR, EndReason, SessionEnd
@@ -32,7 +31,6 @@ from mcp_sessions.testing.parts import (
     MCP_MODES,
     MESSAGE,
     NOW,
-    Check,
     MakeStore,
     SessionOf,
     ids_of,
@@ -369,24 +367,3 @@ async def the_answer_of_create_says_whether_the_session_is_new(make: MakeStore) 
             )
             assert record.is_new is expected
         assert (await store.create(Mode.PROTOCOL, ALICE, peer=None, now=NOW)).is_new
-
-
-CHECKS: Sequence[Check] = (
-    a_new_session_is_remembered_as_it_was_made,
-    what_a_client_says_of_itself_is_bounded,
-    a_callers_id_is_never_adopted,
-    a_session_that_the_server_names_is_made_by_who_comes_first,
-    open_sessions_are_limited_per_store_and_per_principal,
-    a_session_expires_when_idle_and_a_request_moves_that,
-    a_session_expires_however_busy_when_its_lifetime_has_passed,
-    an_agents_session_never_expires_and_forgets_nothing,
-    an_append_after_the_lifetime_stores_nothing,
-    expire_ends_what_is_overdue_and_spares_what_is_running,
-    evict_ends_what_is_unowned_and_holds_nothing,
-    an_ended_session_leaves_no_trace_and_never_comes_back,
-    how_a_session_ended_is_remembered_once,
-    ends_are_bounded_in_number_and_time,
-    an_end_outside_the_servers_is_handed_out_once,
-    a_store_says_when_it_was_made,
-    the_answer_of_create_says_whether_the_session_is_new,
-)

@@ -4,7 +4,6 @@ session, the newest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from anyio.lowlevel import checkpoint
@@ -29,7 +28,6 @@ from mcp_sessions.testing.parts import (
     NOW,
     POST_STREAM,
     THERE,
-    Check,
     MakeStore,
     at_once,
     new_session,
@@ -399,23 +397,3 @@ async def what_is_stored_during_a_takeover_arrives_once_and_in_order(make: MakeS
             assert attached.refusal is None
             assert numbers_of(attached.replay) == list(range(seen + 1, head + 1))
             assert sorted(live) == list(range(head + 1, end + 1))
-
-
-CHECKS: Sequence[Check] = (
-    events_get_their_ids_from_the_store_in_order_of_issue,
-    two_writers_neither_repeat_nor_skip_an_id,
-    a_replay_is_whole_or_refused_with_its_reason,
-    the_window_is_bounded_in_events_bytes_and_age,
-    a_newer_event_replaces_the_older_one_of_its_key,
-    an_event_whose_answer_was_lost_is_stored_once,
-    streams_and_sessions_never_cross,
-    a_stream_made_anew_refuses_the_positions_of_the_old_one,
-    one_sessions_events_can_be_taken_off_a_connections_stream,
-    events_are_relayed_once_and_in_the_order_of_their_own_log,
-    a_log_made_anew_is_relayed_from_its_beginning,
-    the_newest_attachment_is_the_only_one,
-    an_attach_that_wants_a_free_session_displaces_nobody,
-    a_late_close_of_a_displaced_connection_changes_nothing,
-    many_attaches_at_once_leave_one_owner,
-    what_is_stored_during_a_takeover_arrives_once_and_in_order,
-)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
@@ -18,7 +16,6 @@ from mcp_sessions.testing.parts import (
     MCP_MODES,
     NOW,
     POST_STREAM,
-    Check,
     MakeStore,
     ids_of,
     limit_of,
@@ -254,14 +251,3 @@ async def one_principals_names_do_not_fill_the_store(make: MakeStore) -> None:
         for _ in range(26):
             await new_session(store)
         assert await limit_of(lambda: new_session(store)) == "max_sessions"
-
-
-CHECKS: Sequence[Check] = (
-    a_conversations_session_lives_as_long_as_it_may_be_idle,
-    a_principals_oldest_conversations_make_room,
-    what_sleeps_makes_room_first,
-    what_sleeps_is_bounded_in_bytes,
-    a_session_at_the_end_of_its_lifetime_does_not_sleep,
-    a_session_that_sleeps_loses_its_past_alone,
-    one_principals_names_do_not_fill_the_store,
-)

@@ -158,10 +158,3 @@ async def a_session_that_is_there_stays_as_it_is(make: MakeStore) -> None:
         assert not await other.add_whole(whole)
         assert to_json(await _whole(other, session.id)) == to_json(newer)
         assert await other.whole(SessionId("nobody-has-this-id")) is None
-
-
-CHECKS = (
-    a_session_is_the_same_in_another_store,
-    a_session_goes_on_in_another_store,
-    a_session_that_is_there_stays_as_it_is,
-)

@@ -13,7 +13,7 @@ from mcp_sessions.stores.contract import CHANGES_AT_ONCE
 from mcp_sessions.stores.records import ServerChange
 from mcp_sessions.stores.redis.lists import IN_FLIGHT
 from mcp_sessions.stores.redis.redis_store import RedisStore
-from mcp_sessions.testing import Check, change_checks
+from mcp_sessions.testing import STORE_CHECKS, Check, change_checks
 from mcp_sessions.testing.change_checks import change_of
 from tests.stores import opening
 from tests.stores.opening import NOW, new
@@ -56,7 +56,9 @@ def without_key(change: ServerChange) -> ServerChange:
     return change
 
 
-@pytest.mark.parametrize("check", change_checks.CHECKS)
+@pytest.mark.parametrize(
+    "check", [each for each in STORE_CHECKS if each.__module__ == change_checks.__name__]
+)
 async def test_a_server_that_is_no_cluster_keeps_the_contract(plain: str, check: Check) -> None:
     """The shared one of the tests is a cluster, where each session has a script of its own."""
     await check(lambda: RedisStore(plain, namespace=check.__name__))
