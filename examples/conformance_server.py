@@ -332,6 +332,11 @@ def greet(name: str) -> str:
     return f"Greet {name}."
 
 
+@mcp.completion()
+async def complete(*_: object) -> None:
+    """Completes nothing: its answer is of interest."""
+
+
 class OtherServers:
     def __init__(self) -> None:
         self._urls: dict[str, str] = {}

@@ -388,6 +388,19 @@ a-header-on-a-session-method-is-ignored: header-is-session
 a-listen-ends-with-its-session: listen-ends-in-order
 a-change-reaches-every-principal: deaf
 a-key-is-one-over-http-in-both-eras: ignores-keys
+each-position-around-the-floor-gets-its-answer: the-one-before-the-floor-is-good
+each-place-around-the-floor-gets-its-answer: the-place-before-the-floor-is-good
+a-place-opens-nothing: a-place-opens
+each-hole-before-a-listen-counts: skips-a-hole-of-one
+a-resume-keeps-the-list-filter: resume-forgets-the-filter
+fewer-scopes-continue-no-stream: a-place-is-a-credential
+a-foreign-place-opens-nothing: a-place-is-a-credential
+a-change-precedes-its-answer-for-every-principal: others-hear-later at http/handshake
+a-duplicate-id-leaves-its-key-unused: duplicates-are-recorded
+an-absent-session-leaves-its-key-unused: absent-is-recorded
+malformed-metadata-leaves-its-key-unused: malformed-is-recorded
+the-displaced-leaves-its-key-unused: displaced-is-recorded
+every-methods-result-carries-the-metadata: no-metadata-on-ping
 """
 
 

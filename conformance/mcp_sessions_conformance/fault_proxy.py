@@ -210,6 +210,9 @@ class FaultProxy:
             for event in reader.feed(chunk):
                 if verb == "GET" and event.id is not None:
                     self.injector.memory["sse"] = event.id
+                    places = self.injector.memory.setdefault("places", list[str]())
+                    if event.data and event.id not in places:
+                        places.append(event.id)
                 if not event.data:
                     if self.injector.fault.primes:
                         await push({}, event.id)

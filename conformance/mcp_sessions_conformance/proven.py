@@ -364,6 +364,28 @@ REQ6: no-cancel by a-cancel-by-id-cancels-a-keyed-request
 HTL12: no-priming by a-response-stream-has-ids
 HTM16: everyone-receives by a-listen-takes-the-session-from-another-transport
 WSS12: everyone-receives by a-listen-attaches
+CUP3: the-floor-is-evicted by each-position-around-the-floor-gets-its-answer
+CUP6: the-one-before-the-floor-is-good by each-position-around-the-floor-gets-its-answer
+CUP11: the-one-before-the-floor-is-good by each-position-around-the-floor-gets-its-answer
+HTL4: the-oldest-place-is-lost by each-place-around-the-floor-gets-its-answer
+HTL9: the-place-before-the-floor-is-good by each-place-around-the-floor-gets-its-answer
+HTL13: a-place-opens by a-place-opens-nothing
+HTL13: a-place-is-a-credential by a-foreign-place-opens-nothing
+HTM17: skips-a-hole-of-one by each-hole-before-a-listen-counts
+RES14: resume-forgets-the-filter by a-resume-keeps-the-list-filter
+SEC3: a-place-is-a-credential by fewer-scopes-continue-no-stream
+EVT12: others-hear-later by a-change-precedes-its-answer-for-every-principal at http/handshake
+KEY10: duplicates-are-recorded by a-duplicate-id-leaves-its-key-unused
+KEY10: absent-is-recorded by an-absent-session-leaves-its-key-unused
+KEY10: malformed-is-recorded by malformed-metadata-leaves-its-key-unused
+KEY10: displaced-is-recorded by the-displaced-leaves-its-key-unused
+ASC12: no-metadata-on-resources-read by every-methods-result-carries-the-metadata
+ASC12: no-metadata-on-resources-templates-list by every-methods-result-carries-the-metadata
+ASC12: no-metadata-on-prompts-get by every-methods-result-carries-the-metadata
+ASC12: no-metadata-on-completion-complete by every-methods-result-carries-the-metadata
+ASC12: no-metadata-on-resources-subscribe by every-methods-result-carries-the-metadata
+ASC12: no-metadata-on-resources-unsubscribe by every-methods-result-carries-the-metadata
+ASC12: no-metadata-on-ping by every-methods-result-carries-the-metadata
 """
 
 

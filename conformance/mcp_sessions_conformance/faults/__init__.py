@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from mcp_sessions_conformance.fault import Fault
 from mcp_sessions_conformance.faults import (
     bindings,
+    boundaries,
     calling,
     codes,
     delivering,
@@ -32,6 +33,7 @@ FAULTS: Mapping[str, Fault] = {
         delivering,
         calling,
         narrow,
+        boundaries,
         shutdown,
     )
     for fault in file.FAULTS
