@@ -233,13 +233,17 @@ class Client(ABC):
 
     async def resume(self, session: str, position: str | None) -> bool:
         """Have a session; whether there is one."""
-        params: Json = {"sessionId": session}
-        if position is not None:
-            params["lastSessionEventId"] = position
-        self._came_before, self._resumes = set(), True
-        answer = await self.until_asked("session/resume", params)
-        self._resumes = False
-        return self.was_resumed(session, answer)
+        self.position, self._came_before, self._resumes = position, set(), True
+        while True:
+            params: Json = {"sessionId": session}
+            if self.position is not None:
+                # The newest: an attempt that failed may have replayed what follows the old one.
+                params["lastSessionEventId"] = self.position
+            answer = await self.ask("session/resume", params)
+            if answer is not None and not says_away(answer):
+                self._resumes = False
+                return self.was_resumed(session, answer)
+            await asyncio.sleep(AGAIN)
 
     def was_resumed(self, session: str, answer: Json) -> bool:
         """Take the answer to a resume; whether there is that session."""
