@@ -53,7 +53,7 @@ class Position:
     """A position in an event log: the log, and the number of an event.
 
     The two are one value. A number from another log would look valid as soon as the new
-    log grew past it, and everything up to it would be lost in silence (CUP13).
+    log grew past it, and everything up to it would be lost in silence (CUP8).
     """
 
     log_epoch: LogEpoch

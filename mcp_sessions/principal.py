@@ -8,7 +8,7 @@ class Principal:
     """The identity behind a credential, never the credential itself.
 
     Two principals are the same if client id, issuer and subject are: a refreshed token of
-    one identity keeps its sessions (SES9). Scopes do not take part in that; they are
+    one identity keeps its sessions (SES8). Scopes do not take part in that; they are
     compared where a weaker credential must not read a stronger one's events (F3).
     """
 

@@ -2,7 +2,7 @@
 
 Rules, owned by ``tests/security/test_minting.py`` and ``tests/security/``:
 
-1. This is the one place where ids are minted. A caller's id is never adopted (SES6).
+1. This is the one place where ids are minted. A caller's id is never adopted (SES4).
 2. A token is valid for the session, principal and audience that it was made for, until it
    expires, and for nothing else (STT8).
 3. The reason for a refused token goes to the log. Its sender gets one answer for every reason.

@@ -34,7 +34,7 @@ PARTS: list[tuple[str, str, int]] = [
     ),
     (
         "Two sessions",
-        "Each session has a log of its own. The log's head is a position before any event (STA4). "
+        "Each session has a log of its own. The log's head is a position before any event (STA3). "
         "Both sessions are attached to the connection (ATT2). The second is current now (ASC5).",
         2,
     ),
@@ -42,12 +42,12 @@ PARTS: list[tuple[str, str, int]] = [
         "A subscription in each session",
         "The first request names its session (rule 1, ASC1). The second request names none, so it "
         "belongs to the current session (rule 2, ASC2). Only the result of the first one carries "
-        "metadata (ASC12, ASC15).",
+        "metadata (ASC12).",
         2,
     ),
     (
         "A change for each",
-        "Every event names its session (EVT9) and has two ids. `sessionEventId` counts in its "
+        "Every event names its session (EVT6) and has two ids. `sessionEventId` counts in its "
         "session's log. The SSE id is a place on this stream (HTL19). A change is in the logs "
         "before the answer of its request (EVT12).",
         4,
@@ -79,19 +79,19 @@ PARTS: list[tuple[str, str, int]] = [
     ),
     (
         "A new connection resumes the second session",
-        "The position was the head, so the client missed nothing (CUP4). Until now the session was "
+        "The position was the head, so the client missed nothing (CUP3). Until now the session was "
         "attached to `t1`. Its events would have waited there.",
         1,
     ),
     (
         "The old stream has no events of them",
-        "A session that leaves takes its entries along (HTL5). A late GET of the old connection "
+        "A session that leaves takes its entries along (TKO1). A late GET of the old connection "
         "finds none.",
         2,
     ),
     (
         "The new connection gets live events",
-        "A live event comes once, on the one connection that its session is attached to (ATT1).",
+        "A live event comes once, on the one connection that its session is attached to (RES3).",
         2,
     ),
     ("The end", "Nothing follows an answer to `session/end` (END3, END4).", 2),

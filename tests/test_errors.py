@@ -80,7 +80,7 @@ def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
 
 
 def test_the_codes_in_the_docstring_are_the_codes_on_the_wire() -> None:
-    """ERR1 to ERR12."""
+    """ERR1, ERR2, ERR6, ERR7."""
     _, codes = drawn()
     real = {
         name: value.code
@@ -111,7 +111,7 @@ def test_the_codes_in_the_docstring_are_the_codes_on_the_wire() -> None:
     ],
 )
 def test_reasons_are_spelled_as_the_protocol_spells_them(spelled: str, reasons: list[str]) -> None:
-    """CUP7: distinct, and exactly these."""
+    """CUP5: distinct, and exactly these."""
     assert reasons == spelled.split()
 
 
@@ -121,14 +121,14 @@ def test_a_displaced_client_is_notified_a_reason_of_the_protocol() -> None:
 
 
 def test_an_unknown_session_is_answered_with_what_the_caller_sent() -> None:
-    """ERR1, ERR3: ``data.sessionId`` = what the caller sent; HTTP 200, or 404 by choice."""
+    """ERR1, HTP2: ``data.sessionId`` = what the caller sent; HTTP 200, or 404 by choice."""
     assert SessionNotFound("x").data == {"sessionId": "x"}
     assert SessionNotFound("x").status == 200
     assert SessionNotFound("x", status=Status.NOT_FOUND).status == 404
 
 
 def test_a_refusal_names_its_limit_or_reason_in_data() -> None:
-    """ERR6, ERR8: ``data.limit`` and how large it is, ``data.reason``."""
+    """ERR6, ASC10: ``data.limit`` and how large it is, ``data.reason``."""
     assert LimitReached("max_sessions", 9).data == {"limit": "max_sessions", "max": 9}
     later = {"limit": "max_calls_per_principal", "max": 9, "retryAfter": 3}
     assert LimitReached("max_calls_per_principal", 9, 2.1).data == later

@@ -24,7 +24,7 @@ POSITIONS = st.builds(Position, EPOCHS, NUMBERS)
 
 @given(POSITIONS)
 def test_a_position_survives_the_wire(position: Position) -> None:
-    """CUP13: epoch and number travel as one value."""
+    """CUP8: epoch and number travel as one value."""
     assert parse_position(position.event_id()) == position
 
 
@@ -90,7 +90,7 @@ def test_what_is_not_spelled_like_ours_is_no_position(text: str) -> None:
 
 @given(st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=1024))
 def test_visible_ascii_can_be_a_session_id(text: str) -> None:
-    """SES5: 0x21 to 0x7E."""
+    """SES4: 0x21 to 0x7E."""
     assert parse_session_id(text) == text
 
 
@@ -99,7 +99,7 @@ def test_visible_ascii_can_be_a_session_id(text: str) -> None:
     [None, 7, b"abc", ["abc"], "", "a b", "a\n", "a\x7f", "ä", "a\x00", "x" * 1025, "a\u2028"],
 )
 def test_what_is_no_visible_ascii_cannot_be_a_session_id(value: object) -> None:
-    """SES6, EVT8: type, length and characters are checked before anything is looked up."""
+    """SES4, EVT8: type, length and characters are checked before anything is looked up."""
     assert parse_session_id(value) is None
 
 
@@ -124,7 +124,7 @@ def test_a_digest_takes_whatever_a_caller_sent() -> None:
 
 
 def test_the_position_before_the_first_event_is_a_position() -> None:
-    """STA4."""
+    """STA3."""
     start = Position(LogEpoch("1" * 19), 0)
 
     assert parse_position(start.event_id()) == start

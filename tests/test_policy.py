@@ -49,7 +49,7 @@ def test_a_limit_can_be_set_and_stays(name: str) -> None:
 
 
 def test_only_listed_notifications_are_coalesced_by_default() -> None:
-    """COA4, COA6."""
+    """COA4."""
     assert SessionPolicy().coalescing == {
         "notifications/resources/updated": "uri",
         "notifications/tools/list_changed": None,

@@ -10,7 +10,7 @@ ALICE = Principal("client", "https://issuer.example", "alice", frozenset({"read"
 
 
 def test_a_refreshed_credential_is_the_same_principal() -> None:
-    """SES9: scopes take no part in identity; they are compared on their own (SEC3)."""
+    """SES8: scopes take no part in identity; they are compared on their own (SEC3)."""
     refreshed = replace(ALICE, scopes=frozenset({"read", "write"}))
 
     assert refreshed == ALICE and hash(refreshed) == hash(ALICE)

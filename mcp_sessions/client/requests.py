@@ -92,7 +92,7 @@ class PendingRequest:
     """False: its session has no room for a key of ours."""
 
     is_named_here: bool = field(init=False, default=False)
-    """This client named the session, so the answer does not name it (ASC15)."""
+    """This client named the session, so the answer does not name it (ASC12)."""
 
     settled: anyio.Event = field(init=False, default_factory=anyio.Event)
     """Set when the application has its answer, or does not want it."""

@@ -482,7 +482,7 @@ class ResumingClient:
                     return
             elif result is not None:
                 if peer.session is not None:
-                    # STT3, CLI7
+                    # STT1, CLI7
                     peer.session.merge(result)
                 peer.lives.used()
                 peer.note_subscription(pending.message)

@@ -286,7 +286,7 @@ class Sender:
 
     def _may_have_started(self, pending: PendingRequest, error: Json) -> bool:
         """Whether a request may have been running when it was answered that its session is gone
-        (ERR13).
+        (END6).
 
         The same code says "unknown" of a session and "ended" of one whose request ran; a
         refusal comes at once, and is all that comes.

@@ -73,7 +73,7 @@ class Standing(Enum):
     """Its events go to another connection, or the connection lost its place (TKO5)."""
 
     GONE = "gone"
-    """It ended outside of this client, or expired (ASC18)."""
+    """It ended outside of this client, or expired (ASC17)."""
 
 
 REFUSALS = {
@@ -272,7 +272,7 @@ class Sessions:
             self.is_used = True
 
     def session_of(self, message: Json) -> tuple[str | None, Standing]:
-        """Return a request's session (ASC1 to ASC4), and whether the request may be sent."""
+        """Return a request's session (ASC1, ASC2, ASC4), and whether the request may be sent."""
         if message["method"] in UNNAMED:
             return None, Standing.HERE
         if messages.names_own_session(message):
@@ -283,7 +283,7 @@ class Sessions:
 
     def admit(self, pending: PendingRequest) -> Standing:
         """Give the application's request its session. Return whether it can be served: its session
-        may have left this connection (TKO5), or be gone (ASC18).
+        may have left this connection (TKO5), or be gone (ASC17).
         """
         if pending.is_hosts:
             # It was admitted before; whoever takes a session cannot take an answer (TKO2).
@@ -381,7 +381,7 @@ class Sessions:
             self.current, self.standing = None, Standing.HERE
 
     def gone(self, session_id: str) -> None:
-        """Note that the session ended outside of this client, or expired (ASC18)."""
+        """Note that the session ended outside of this client, or expired (ASC17)."""
         self._forget(session_id)
         if self.current == session_id:
             self.standing = Standing.GONE
@@ -538,7 +538,7 @@ class KnownServer:
 
         Args:
             session_id: Its owner.
-            state: The state that was sent; a newer one is kept (STT3).
+            state: The state that was sent; a newer one is kept (STT1).
         """
         session = self.session
         if session is None or session.session_id != session_id or state is None:

@@ -1,4 +1,4 @@
-"""Attach a session to a connection: to one at most (ATT1), the newest one (TKO1).
+"""Attach a session to a connection: to one at most (RES3), the newest one (TKO1).
 
 The table of ``states.py`` says which state follows.
 
@@ -136,7 +136,7 @@ def relay(
         skips: The numbers in between were replaced by newer events.
     """
     if event.log_epoch > last.log_epoch:
-        # The log was made anew: none of its events is there (CUP13).
+        # The log was made anew: none of its events is there (CUP8).
         last = Position(event.log_epoch, 0)
     if carried != fencing_epoch or event.log_epoch != last.log_epoch or event.number <= last.number:
         return RelayStep.SKIPPED, last

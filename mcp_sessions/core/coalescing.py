@@ -1,7 +1,7 @@
 """Find the older notification that a new one replaces.
 
 Only notifications of the policy's list coalesce. Callers pass no request, response, error or
-cancellation (COA6).
+cancellation (COA4).
 """
 
 from __future__ import annotations

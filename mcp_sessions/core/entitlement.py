@@ -30,7 +30,7 @@ def is_entitled(
     if mode not in (Mode.PROTOCOL, Mode.TRANSPORT):
         return False
     if uri is not None:
-        return is_subscribed  # EVT2
+        return is_subscribed  # EVT1
     if mode is Mode.TRANSPORT:
         return not carries
-    return lists is None or listed in lists  # EVT3
+    return lists is None or listed in lists  # EVT1

@@ -7,7 +7,7 @@ Every deadline is computed here, and every store in Python compares it by :func:
 compares in its atomic step, by the function of that name in ``lua/session.lua``: the request of
 another replica may have moved the deadline since this process read it.
 
-The order of the questions about a request is a rule of its own (SES10): a stranger learns nothing
+The order of the questions about a request is a rule of its own (SES8): a stranger learns nothing
 of a session, and nothing of it changes before its owner is known.
 """
 
@@ -142,7 +142,7 @@ class Admission(Enum):
     """The session has ended, or is another principal's or protocol's. One answer for all."""
 
     OTHER_MODE = "other_mode"
-    """The caller's own, of the mode that was not asked for (SES11, SES12)."""
+    """The caller's own, of the mode that was not asked for (SES11)."""
 
     DISPLACED = "displaced"
     """Another connection took it since the caller last looked."""

@@ -368,7 +368,7 @@ class EventLog:
 def refusal_of(
     position: Position, *, log_epoch: LogEpoch, head: int, floor: int, evicted: int
 ) -> Refusal | None:
-    """Why what comes after a position cannot be replayed whole (CUP6); None: it can.
+    """Why what comes after a position cannot be replayed whole (CUP5); None: it can.
 
     Args:
         position: The last event that the client has.
@@ -378,15 +378,15 @@ def refusal_of(
         evicted: The newest number that space took.
     """
     # Epoch before number. A log made anew soon grows past the old one, and then a dead
-    # position looks valid: the client silently loses everything up to it (CUP13).
+    # position looks valid: the client silently loses everything up to it (CUP8).
     if position.log_epoch != log_epoch:
         # A newer epoch than ours was never ours to issue.
         newer = position.log_epoch > log_epoch
         return Refusal.UNKNOWN_POSITION if newer else Refusal.LOG_REPLACED
     if position.number > head:
-        return Refusal.AHEAD  # CUP10
+        return Refusal.AHEAD  # CUP8
     if position.number < floor:
-        return Refusal.EVICTED if position.number < evicted else Refusal.EXPIRED  # CUP11, CUP12
+        return Refusal.EVICTED if position.number < evicted else Refusal.EXPIRED  # CUP8
     return None
 
 

@@ -85,7 +85,7 @@ class Malformed(Exception):
 
 
 class NotNamed(Enum):
-    """How a request can name no session (ASC1 to ASC3)."""
+    """How a request can name no session (ASC1, SES3)."""
 
     ABSENT = "absent"
     NULL = "null"

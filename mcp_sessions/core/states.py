@@ -1,4 +1,4 @@
-"""Define the life of a session, as a table (SES19).
+"""Define the life of a session, as a table (SES18).
 
 ``TRANSITIONS`` has every change of a session's state. Other changes cannot happen. A session begins
 by :data:`BEGINS`. Stores ask it by ``attachment.py``, and the count of ends by ``ends.py``. A store

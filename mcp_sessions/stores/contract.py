@@ -154,7 +154,7 @@ class SessionStore(Ends, WholeSessions, Protocol):
         Returns:
             None if the session is unknown, ended, expired or somebody else's, or if the two
             modes differ and are not ``PROTOCOL`` and ``TRANSPORT``; then nothing was
-            changed, not even the deadline (SES10).
+            changed, not even the deadline (SES8).
         """
         ...
 

@@ -31,7 +31,7 @@ from mcp_sessions.testing.parts import (
 
 
 async def a_strangers_request_is_refused_before_it_has_any_effect(make: MakeStore) -> None:
-    """SES10, ERR2: foreign and unknown look the same, and not even a deadline moves."""
+    """SES8, ERR2: foreign and unknown look the same, and not even a deadline moves."""
     async with opened(make) as store:
         session = await new_session(store)
         for stranger in (BOB, Principal(), Principal("other", ALICE.issuer, ALICE.subject)):
@@ -42,7 +42,7 @@ async def a_strangers_request_is_refused_before_it_has_any_effect(make: MakeStor
 
 
 async def a_refreshed_credential_of_the_same_identity_keeps_the_session(make: MakeStore) -> None:
-    """SES9. The record keeps the scopes that the session was made with (SEC3)."""
+    """SES8. The record keeps the scopes that the session was made with (SEC3)."""
     async with opened(make) as store:
         scopes = frozenset({"read"})
         session = await new_session(store, Principal("client", ALICE.issuer, ALICE.subject, scopes))
@@ -64,7 +64,7 @@ async def a_request_in_the_wrong_mode_changes_nothing(make: MakeStore) -> None:
 
 
 async def a_displaced_connection_is_notified_and_changes_nothing(make: MakeStore) -> None:
-    """ATT1: the store itself compares the fencing epoch, in the same step."""
+    """RES3: the store itself compares the fencing epoch, in the same step."""
     async with opened(make) as store:
         session, now = await new_session(store), NOW + 9
         old, new = await session.attach(HERE), await session.attach(THERE)
@@ -80,7 +80,7 @@ async def a_connections_current_session_is_admitted_to_in_the_same_step_or_not_a
     make: MakeStore,
 ) -> None:
     """A store may leave it to its caller. What it does is whole, and only what the connection's
-    own admission leads to (ASC2, SES10).
+    own admission leads to (ASC2, SES8).
     """
     async with opened(make) as store:
         connection = await new_session(store, mode=Mode.TRANSPORT)
@@ -179,7 +179,7 @@ async def a_key_of_a_run_that_never_began_is_begun_anew(make: MakeStore) -> None
 
 
 async def a_keyed_request_goes_with_its_attachment(make: MakeStore) -> None:
-    """ATT1: also where earlier requests of the same session had keys."""
+    """RES3: also where earlier requests of the same session had keys."""
     async with opened(make) as store:
         session = await new_session(store)
         for number in range(3):
@@ -237,7 +237,7 @@ async def a_kept_answer_is_not_for_fewer_scopes(make: MakeStore) -> None:
 
 
 async def one_key_sent_many_times_at_once_is_begun_once(make: MakeStore) -> None:
-    """TKO8, KEY3."""
+    """RES3, KEY3."""
     async with opened(make) as store:
         session = await new_session(store)
         begun: list[Begun | None] = []

@@ -69,7 +69,7 @@ async def appended_by(
 
 
 async def who_is_entitled_to_a_change_is_reported(make: MakeStore) -> None:
-    """EVT2, EVT3, EVT11: and nobody else is, whoever asks for it."""
+    """EVT1, EVT11: and nobody else is, whoever asks for it."""
     async with opened(make) as store:
         subscribed, filtered, plain = [await new_session(store) for _ in range(3)]
         stream, carrying = [await new_session(store, mode=Mode.TRANSPORT) for _ in range(2)]
@@ -106,7 +106,7 @@ async def who_is_entitled_to_a_change_is_reported(make: MakeStore) -> None:
 
 
 async def a_change_is_stored_as_any_event_is(make: MakeStore) -> None:
-    """EVT6, EVT7, EVT9: with its id, the session's own, under its key, and with who is attached."""
+    """EVT6, EVT7: with its id, the session's own, under its key, and with who is attached."""
     async with opened(make) as store:
         sessions = [await new_session(store) for _ in range(CHANGES_AT_ONCE)]
         attached = await sessions[0].attach(HERE)

@@ -81,7 +81,7 @@ async def what_a_client_says_of_itself_is_bounded(make: MakeStore) -> None:
 
 
 async def a_callers_id_is_never_adopted(make: MakeStore) -> None:
-    """SES6: an id that the store did not mint makes nothing and names no bucket."""
+    """SES4: an id that the store did not mint makes nothing and names no bucket."""
     async with opened(make) as store:
         stranger = SessionOf(store, SessionId("a-caller-chose-this"))
         await stranger.check_gone()

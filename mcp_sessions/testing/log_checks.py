@@ -69,7 +69,7 @@ async def two_writers_neither_repeat_nor_skip_an_id(make: MakeStore) -> None:
 
 
 async def a_replay_is_whole_or_refused_with_its_reason(make: MakeStore) -> None:
-    """CUP13 to A4, A9: a position is an epoch and a number; zero events is a success."""
+    """CUP8 to A4, A9: a position is an epoch and a number; zero events is a success."""
     async with opened(make, max_events=3) as store:
         session = await new_session(store)
         assert await session.missed(0) == []
@@ -115,7 +115,7 @@ async def the_window_is_bounded_in_events_bytes_and_age(make: MakeStore) -> None
 
 
 async def a_newer_event_replaces_the_older_one_of_its_key(make: MakeStore) -> None:
-    """COA6: the survivor keeps its newer id, the replaced id stays a position."""
+    """COA4: the survivor keeps its newer id, the replaced id stays a position."""
     async with opened(make) as store:
         session = await new_session(store)
         replaced = [
@@ -190,7 +190,7 @@ async def streams_and_sessions_never_cross(make: MakeStore) -> None:
 
 
 async def a_stream_made_anew_refuses_the_positions_of_the_old_one(make: MakeStore) -> None:
-    """CUP13: a new log has a new epoch, whatever its numbers."""
+    """CUP8: a new log has a new epoch, whatever its numbers."""
     async with opened(make) as store:
         session = await new_session(store)
         await store.drop_stream(session.id, POST_STREAM)
@@ -279,7 +279,7 @@ async def events_are_relayed_once_and_in_the_order_of_their_own_log(make: MakeSt
 
 
 async def a_log_made_anew_is_relayed_from_its_beginning(make: MakeStore) -> None:
-    """A number means nothing without the log that it is of (CUP13)."""
+    """A number means nothing without the log that it is of (CUP8)."""
     async with opened(make) as store:
         stream, session = await new_session(store, mode=Mode.TRANSPORT), await new_session(store)
         epoch, before = FencingEpoch(1), (await session.append()).event
@@ -296,7 +296,7 @@ async def a_log_made_anew_is_relayed_from_its_beginning(make: MakeStore) -> None
 
 
 async def the_newest_attachment_is_the_only_one(make: MakeStore) -> None:
-    """ATT1, HTL8: each attach has a higher fencing epoch and names whom it displaced."""
+    """RES3, HTL8: each attach has a higher fencing epoch and names whom it displaced."""
     async with opened(make) as store:
         session = await new_session(store)
         assert (await session.append()).attachment is None
@@ -341,7 +341,7 @@ async def a_late_close_of_a_displaced_connection_changes_nothing(make: MakeStore
 
 
 async def many_attaches_at_once_leave_one_owner(make: MakeStore) -> None:
-    """TKO8: a chain of takeovers, none lost and none with two successors."""
+    """RES3: a chain of takeovers, none lost and none with two successors."""
     async with opened(make) as store:
         session = await new_session(store)
         owners: dict[int, ConnectionId] = {}
@@ -363,7 +363,7 @@ async def many_attaches_at_once_leave_one_owner(make: MakeStore) -> None:
 
 
 async def what_is_stored_during_a_takeover_arrives_once_and_in_order(make: MakeStore) -> None:
-    """ATT6, ATT5: each event is in the replay or after the head, never in both."""
+    """ATT6, EVT10: each event is in the replay or after the head, never in both."""
     async with opened(make) as store:
         session = await new_session(store)
         stored: list[Appended] = []

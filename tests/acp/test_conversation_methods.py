@@ -437,7 +437,7 @@ async def test_a_client_that_loads_what_it_has_open_sees_it_once_more_in_order()
 
 
 async def test_two_that_load_at_once_end_with_one_that_has_it(process: MakeStore) -> None:
-    """TKO8."""
+    """RES3."""
     layer = AcpSessionLayer(ScriptedAgent(), store=process())
     async with two_clients(layer) as (first, second):
         session_id = await first.new()

@@ -50,11 +50,11 @@ async def passed(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-# --- SES9: refreshed -------------------------------------------------------------------------
+# --- SES8: refreshed -------------------------------------------------------------------------
 
 
 async def test_a_refreshed_token_keeps_the_session() -> None:
-    """SES9: the same (issuer, subject, client) with another token, with more scopes or the same;
+    """SES8: the same (issuer, subject, client) with another token, with more scopes or the same;
     in both eras, for every use.
     """
     async with guarded() as server:
@@ -205,7 +205,7 @@ async def test_a_weaker_credential_does_not_get_a_session_started_over_it() -> N
 async def test_a_weaker_credential_does_not_read_the_response_to_a_stronger_ones_request(
     extra: int,
 ) -> None:
-    """SEC11: on the connection that the weaker one made, where its own GET stream and its own
+    """SEC3: on the connection that the weaker one made, where its own GET stream and its own
     responses are served: neither the answer nor a question on its way, also while it is open.
     """
     scopes = [f"scope-{number}" for number in range(extra)]

@@ -2,7 +2,7 @@
 
 Its connection is the pipe, which does not break. So nothing that it receives may tell of the
 network behind the bridge (ATT6, RES4), and each request is of the session that the pipe gives
-it (ASC1 to ASC4), whatever connections there were.
+it (ASC1, ASC2, ASC4), whatever connections there were.
 """
 
 import itertools
@@ -142,7 +142,7 @@ async def test_a_call_in_its_session_survives_a_cut_and_runs_once(
 async def test_a_session_that_ended_during_an_outage_is_gone(
     scheme: str, is_declared: bool
 ) -> None:
-    """ASC18; and who knows the extension is asked to ask for it again."""
+    """ASC17; and who knows the extension is asked to ask for it again."""
     async with bridged(scheme, capabilities=DECLARED if is_declared else None) as it:
         gone = await it.host.subscribed(*NOTES)
         left = await it.host.subscribed(*NOTES)

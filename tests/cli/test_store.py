@@ -137,7 +137,7 @@ def without_epochs(path: Path) -> dict[str, Any]:
 async def test_each_store_is_copied_to_each(
     make_source: MakeUrl, make_target: MakeUrl, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whole sessions. A position of before is refused, and is not answered with a hole (CUP13)."""
+    """Whole sessions. A position of before is refused, and is not answered with a hole (CUP8)."""
     source = make_source(tmp_path)
     names = await filled(source)
     async with opened(source) as store:

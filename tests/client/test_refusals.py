@@ -121,7 +121,7 @@ async def test_404_of_a_handler_in_a_session_that_the_server_knows_is_no_proof(
 async def test_a_server_that_says_that_a_call_had_begun_is_believed_each_time(
     is_late: bool,
 ) -> None:
-    """ERR13: however often its session was not found before."""
+    """END6: however often its session was not found before."""
 
     def entry(exchange: Exchange) -> None:
         exchange.error(SESSION_NOT_FOUND, "Session not found", data={"started": True})

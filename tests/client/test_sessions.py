@@ -24,7 +24,7 @@ def named(session_id: str) -> dict[str, str]:
 
 
 class Model:
-    """The rules of ASC1 to ASC5, ASC17 and ASC18, said in another way."""
+    """The rules of ASC1 to ASC5 and ASC17, said in another way."""
 
     def __init__(self) -> None:
         self.current: str | None = None

@@ -49,7 +49,7 @@ def test_a_failure_is_explained(server_url: str, capsys: pytest.CaptureFixture[s
     assert status == 1
     for part in (
         "FAILED  start-answers-with-an-id  (http/handshake)",
-        "rule    MUST STA1, STA2, SES5: session/start answers",
+        "rule    MUST STA1, STA3, SES4: session/start answers",
         "effect  Without an id",
         "found   step 1 (open on a)",
         '"method": "initialize"',

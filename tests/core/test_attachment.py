@@ -15,7 +15,7 @@ POSITION = SessionEventId("place")
 def test_each_attach_raises_the_epoch_and_the_newest_has_the_session(
     state: State, connection: ConnectionId | None
 ) -> None:
-    """ATT1, TKO1; with no connection it is taken from whoever receives it."""
+    """RES3, TKO1; with no connection it is taken from whoever receives it."""
     attached = attach(
         state, connection, fencing_epoch=FencingEpoch(7), waits_from=None, only_if_free=False
     )

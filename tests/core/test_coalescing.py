@@ -31,7 +31,7 @@ LIST_CHANGES = [method for method in RULES if method.endswith("list_changed")]
     ],
 )
 def test_what_is_not_listed_is_never_coalesced(method: str) -> None:
-    """COA6: never a request, a response, an error, a cancellation, nor progress."""
+    """COA4: never a request, a response, an error, a cancellation, nor progress."""
     assert coalescing_key(method, {"uri": "note://1", "requestId": 1}, RULES) is None
 
 
@@ -53,7 +53,7 @@ def test_what_else_stands_in_an_update_is_not_part_of_its_key() -> None:
 
 @pytest.mark.parametrize("params", [None, {}, {"uri": None}, {"uri": 7}, {"uri": ["note://1"]}])
 def test_an_update_without_its_member_hides_no_other(params: dict[str, Any] | None) -> None:
-    """COA6: it is kept as it is."""
+    """COA4: it is kept as it is."""
     assert coalescing_key(UPDATED, params, RULES) is None
 
 
@@ -68,7 +68,7 @@ def test_list_changes_have_a_key_each_whatever_their_params() -> None:
 
 @given(st.text() | st.sampled_from(LIST_CHANGES))
 def test_no_uri_makes_an_update_look_like_a_list_change(uri: str) -> None:
-    """COA6: a resource's name is the application's, perhaps a stranger's."""
+    """COA4: a resource's name is the application's, perhaps a stranger's."""
     assert coalescing_key(UPDATED, {"uri": uri}, RULES) not in {
         coalescing_key(method, None, RULES) for method in LIST_CHANGES
     }

@@ -38,7 +38,7 @@ def test_what_a_store_keeps_of_an_end_is_the_end(reason: EndReason) -> None:
 
 
 def test_the_count_of_ends_names_the_state_that_follows_and_else_what_went_wrong() -> None:
-    """SES19."""
+    """SES18."""
     assert {reason: reason.kind for reason in EndReason} == {
         EndReason.IDLE: State.EXPIRED.value,
         EndReason.LIFETIME: State.EXPIRED.value,

@@ -24,7 +24,7 @@ def listed(mode: Mode, *, lists: Collection[str] | None = None, carries: bool = 
 
 @pytest.mark.parametrize("mode", MCP)
 def test_a_resource_is_asked_to_who_subscribed(mode: Mode) -> None:
-    """EVT2."""
+    """EVT1."""
     assert updated(mode, is_subscribed=True)
     assert not updated(mode, is_subscribed=False)
 
@@ -35,12 +35,12 @@ def test_a_resource_is_asked_to_who_subscribed(mode: Mode) -> None:
 def test_a_list_is_asked_to_who_did_not_filter_it_out(
     lists: Collection[str] | None, expected: bool
 ) -> None:
-    """EVT3."""
+    """EVT1."""
     assert listed(Mode.PROTOCOL, lists=lists) is expected
 
 
 def test_a_stream_that_carries_a_session_is_notified_of_lists_by_that() -> None:
-    """EVT3, ATT6: each change once on one connection."""
+    """EVT1, ATT6: each change once on one connection."""
     assert listed(Mode.TRANSPORT)
     assert not listed(Mode.TRANSPORT, carries=True)
 

@@ -59,7 +59,7 @@ def test_its_owner_is_admitted() -> None:
 def test_a_stranger_is_refused_whatever_else_is_so(
     mode: Mode, now: float, epoch: int | None
 ) -> None:
-    """SES10: the owner first. All other answers would say that there is such a session."""
+    """SES8: the owner first. All other answers would say that there is such a session."""
     assert ask(principal=BOB, mode=mode, now=now, epoch=epoch) is Admission.REFUSED
 
 
@@ -84,7 +84,7 @@ def test_a_session_that_has_ended_admits_nothing(
 def test_a_session_of_the_other_mode_says_so_but_for_another_protocols(
     of: Mode, asked: Mode
 ) -> None:
-    """SES11, SES12: the caller learns why; between MCP and ACP, and of what no message names, there
+    """SES11: the caller learns why; between MCP and ACP, and of what no message names, there
     is nothing to learn.
     """
     answer = ask(replace(OWN, mode=of), mode=asked, epoch=2 if of is not asked else None)

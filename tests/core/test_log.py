@@ -52,23 +52,23 @@ def since(
 
 
 def test_a_position_from_an_older_log_is_refused_even_when_its_number_is_in_range() -> None:
-    """CUP13."""
+    """CUP8."""
     assert refused(log_of(100), at(50, OLD)) is Refusal.LOG_REPLACED
     assert refused(log_of(100), at(0, OLD)) is Refusal.LOG_REPLACED
 
 
 def test_a_position_from_a_log_that_was_never_ours_is_unknown() -> None:
-    """CUP13: a newer epoch than the log's own."""
+    """CUP8: a newer epoch than the log's own."""
     assert refused(log_of(100), at(50, NEWER)) is Refusal.UNKNOWN_POSITION
 
 
 def test_the_epoch_is_compared_before_the_number() -> None:
-    """CUP13, CUP7: a dead position is not ``ahead``, whatever its number."""
+    """CUP8, CUP5: a dead position is not ``ahead``, whatever its number."""
     assert refused(log_of(1), at(7, OLD)) is Refusal.LOG_REPLACED
 
 
 def test_a_position_above_the_head_is_refused() -> None:
-    """CUP10: never treated as caught up."""
+    """CUP8: never treated as caught up."""
     assert refused(log_of(3), at(4)) is Refusal.AHEAD
     assert refused(log_of(0), at(1)) is Refusal.AHEAD
 
@@ -81,7 +81,7 @@ def test_whoever_is_at_the_head_is_up_to_date() -> None:
 
 
 def test_resume_before_the_first_event_works() -> None:
-    """STA4."""
+    """STA3."""
     log = log_of(0)
     head = log.head
 
@@ -105,21 +105,21 @@ def test_resume_before_the_first_event_works() -> None:
 def test_each_bad_position_has_its_own_reason_and_replays_nothing(
     event_id: str | None, reason: Refusal
 ) -> None:
-    """CUP6, CUP7."""
+    """CUP5."""
     log = log_of(5, window=Window(3, None, None))
 
     assert log.since_id(event_id, now=5.0) == ((), reason)
 
 
 def test_a_good_position_as_the_wire_spells_it_is_replayed() -> None:
-    """CUP13: ``lastSessionEventId`` in, the events after it out."""
+    """CUP8: ``lastSessionEventId`` in, the events after it out."""
     events, refusal = log_of(5).since_id(at(3).event_id(), now=5.0)
 
     assert (numbers(events), refusal) == ([4, 5], None)
 
 
 def test_what_time_took_is_expired_and_what_space_took_is_evicted() -> None:
-    """CUP7, glossary: lost to time and lost to a limit are two words."""
+    """CUP5, glossary: lost to time and lost to a limit are two words."""
     by_time = log_of(5, window=Window(None, None, 10.0))
     by_space = log_of(5, window=Window(3, None, 10.0))
 
@@ -182,7 +182,7 @@ def test_a_log_never_issues_an_id_that_would_not_sort() -> None:
 
 
 def test_the_survivor_keeps_its_newer_id_and_the_replaced_id_stays_a_position() -> None:
-    """COA6."""
+    """COA4."""
     log = log_of(0)
     for key in ("a", None, "a", "b"):
         log.append(Draft(b"x", key=key), now=0.0)
@@ -246,7 +246,7 @@ def test_the_memory_of_a_log_is_bounded_by_its_window_not_by_its_past() -> None:
 
 
 def test_dropping_one_sessions_events_leaves_the_others_and_every_position() -> None:
-    """HTL5: ``session/resume`` first removes that session's entries."""
+    """TKO1: ``session/resume`` first removes that session's entries."""
     log = log_of(0)
     for origin in (ONE, TWO, None, ONE):
         log.append(Draft(b"xy", key="k" if origin == ONE else None, origin=origin), now=0.0)
@@ -338,7 +338,7 @@ def grown(window: Window, steps: Sequence[Step]) -> tuple[EventLog, LogModel, fl
 def test_a_replay_is_whole_or_refused(
     window: Window, steps: Sequence[Step], number: int, later: int
 ) -> None:
-    """CUP10, CUP6, ATT7: for every size of log, window and position."""
+    """CUP8, CUP5, ATT7: for every size of log, window and position."""
     log, model, now = grown(window, steps)
 
     expected = model.replay(number, now + later)
@@ -386,7 +386,7 @@ def test_pages_of_a_log_that_is_mostly_holes_equal_the_whole() -> None:
 def test_no_position_of_another_log_is_ever_replayed(
     window: Window, steps: Sequence[Step], epoch: LogEpoch, number: int
 ) -> None:
-    """CUP13: for every number, inside today's range or not."""
+    """CUP8: for every number, inside today's range or not."""
     log, _, now = grown(window, steps)
 
     assert refused(log, at(number, epoch), now=now) in {

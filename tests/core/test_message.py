@@ -63,7 +63,7 @@ def test_without_metadata_it_says_nothing(params: dict[str, Any] | None) -> None
 
 
 def test_it_may_say_that_it_belongs_to_no_session() -> None:
-    """ASC3."""
+    """SES3."""
     message = request({SESSION_META: None})
 
     assert message.session is message.named() is NotNamed.NULL

@@ -283,7 +283,7 @@ def test_what_a_handler_sees_names_no_session_and_no_key_and_has_all_else(
 
 
 def test_a_session_is_named_in_the_metadata_and_nowhere_else() -> None:
-    """ASC1, ASC11: ``params.meta`` is a client's bug, ignored."""
+    """ASC1: ``params.meta`` is a client's bug, ignored."""
     session = {"sessionId": "s", "state": "x"}
 
     def named(params: dict[str, Any] | None) -> object:
@@ -298,7 +298,7 @@ def test_a_session_is_named_in_the_metadata_and_nowhere_else() -> None:
 
 
 def test_a_string_that_cannot_be_a_session_id_names_an_unknown_session() -> None:
-    """ERR2, SES6: it gets the answer of any unknown id, with what the caller sent."""
+    """ERR2, SES4: it gets the answer of any unknown id, with what the caller sent."""
     for text in ("", "a b", "ä", "x" * 5_000):
         assert named_session({SESSION_META: {"sessionId": text}}) == text
         assert session_id_member({"sessionId": text}, "params.sessionId") == text
@@ -463,7 +463,7 @@ def test_an_event_may_hold_what_orjson_refuses(value: object) -> None:
 
 @given(TRICKY_PARAMS)
 def test_an_event_holds_its_senders_session_and_never_state(params: dict[str, Any] | None) -> None:
-    """EVT9: never ``state``."""
+    """EVT6: never ``state``."""
     event = json.loads(EventTemplate("m", params, None).draft(SessionId("s")).encode(EVENT_ID))
 
     assert event["params"]["_meta"][SESSION_META] == {"sessionId": "s"}

@@ -59,7 +59,7 @@ def test_a_stream_that_carries_nothing_takes_nothing() -> None:
 
 
 def test_of_a_log_that_was_made_anew_nothing_is_there_yet() -> None:
-    """CUP13: a number of the old log says nothing of the new one, and the old one has ended."""
+    """CUP8: a number of the old log says nothing of the new one, and the old one has ended."""
 
     def became(last: Position, event: Position) -> tuple[RelayStep, Position]:
         return relay(epoch, last, event, fencing_epoch=epoch, skips=False)

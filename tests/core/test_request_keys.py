@@ -313,7 +313,7 @@ PARAMS = st.dictionaries(
 def test_a_request_sent_again_is_the_same_whatever_its_meta(
     params: dict[str, Any], meta: dict[str, Any], other_meta: dict[str, Any]
 ) -> None:
-    """KEY9: progress token and ``state`` differ when a request is sent again."""
+    """KEY8: progress token and ``state`` differ when a request is sent again."""
     again = dict(reversed(params.items()))
 
     assert content_digest("tools/call", {**params, "_meta": meta}) == content_digest(

@@ -51,7 +51,7 @@ async def test_the_answer_to_resume_comes_before_the_first_replayed_event(kind: 
 async def test_what_is_appended_while_a_resume_is_answered_comes_once_and_in_order(
     kind: str,
 ) -> None:
-    """ATT6, ATT5: between the store's step and ours, and while events are held."""
+    """ATT6, EVT10: between the store's step and ours, and while events are held."""
     steps, attached = Interposed(), Gate()
     async with duplex_world(store=steps.store) as world:
         first = await world.connected(kind)
@@ -166,7 +166,7 @@ async def test_events_come_once_and_in_order_under_a_flood(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_taken_while_its_log_is_read_sends_nothing_more_here(kind: str) -> None:
-    """ATT1: the connection was behind and read on in the log; the session was taken
+    """RES3: the connection was behind and read on in the log; the session was taken
     over meanwhile; what had been read went to the displaced connection all the same.
     """
     steps, reading = Interposed(), Gate()

@@ -148,7 +148,7 @@ async def test_a_session_of_a_pipe_is_resumed_over_http_and_websocket_in_one_pro
 
 
 async def test_our_own_server_compresses_nothing_and_drains_with_1012() -> None:
-    """WSS6, WSS17: ``layer.run`` and SIGTERM. With nothing running uvicorn
+    """SEC9, WSS17: ``layer.run`` and SIGTERM. With nothing running uvicorn
     closed the connection before a word of ours was written.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:

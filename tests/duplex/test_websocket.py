@@ -76,7 +76,7 @@ async def test_subprotocol_mcp_is_selected_when_offered_and_nothing_else_ever(
 
 
 async def test_a_foreign_origin_is_refused_before_accept() -> None:
-    """WSS6: as for HTTP, with HTTP's own status."""
+    """SEC9: as for HTTP, with HTTP's own status."""
     async with duplex_world() as world:
         foreign = await refused(world.url, origin="https://evil.example")
         assert foreign.response.status_code == 403
@@ -86,7 +86,7 @@ async def test_a_foreign_origin_is_refused_before_accept() -> None:
 
 
 async def test_a_foreign_host_is_refused_as_over_http() -> None:
-    """WSS6. ``Host`` cannot be replaced in a stock client: the settings are."""
+    """SEC9. ``Host`` cannot be replaced in a stock client: the settings are."""
     settings = TransportSecuritySettings(
         enable_dns_rebinding_protection=True, allowed_hosts=["mcp.example"], allowed_origins=[]
     )
@@ -107,7 +107,7 @@ async def test_another_path_is_no_endpoint() -> None:
 
 
 async def test_a_binary_frame_closes_1003() -> None:
-    """WSS6."""
+    """SEC9."""
     async with duplex_world() as world:
         peer = await world.websocket()
         await peer.initialize()

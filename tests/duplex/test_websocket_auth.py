@@ -123,7 +123,7 @@ async def test_two_credentials_or_half_a_credential_are_refused_400(
 
 
 async def test_an_expired_credential_closes_1008_before_another_event() -> None:
-    """SEC4. Its session waits, and is kept by a refreshed token (SES9)."""
+    """SEC4. Its session waits, and is kept by a refreshed token (SES8)."""
     async with reachable(credential_check=0.02) as server:
         server.verifier.add("short", "alice", expires_at=server.clock() + 600)
         async with server.websocket(headers=bearer("short")) as peer:
@@ -168,7 +168,7 @@ async def test_a_credential_that_is_not_accepted_any_more_closes_1008() -> None:
 
 
 async def test_one_principal_may_open_so_many_and_another_is_not_affected() -> None:
-    """SEC8: per-principal connection cap; who leaves makes room."""
+    """ERR6: per-principal connection cap; who leaves makes room."""
     async with reachable(max_connections_per_principal=2) as server:
         async with (
             server.websocket(headers=bearer("alice")) as first,
@@ -186,7 +186,7 @@ async def test_one_principal_may_open_so_many_and_another_is_not_affected() -> N
 
 
 async def test_nobody_resumes_the_session_of_another() -> None:
-    """SES8, SES10: the owner's connection is not touched."""
+    """SES8: the owner's connection is not touched."""
     async with reachable() as server:
         async with (
             server.websocket(headers=bearer("alice")) as alice,

@@ -169,7 +169,7 @@ async def call(client: Client, tool: str, **arguments: Any) -> str:
 
 
 async def test_a_stock_client_continues_with_last_event_id(tmp_path: Path) -> None:
-    """HTL10, CUP13: it knows nothing of us. The event that was stored, and acknowledged to the
+    """HTL10, CUP8: it knows nothing of us. The event that was stored, and acknowledged to the
     caller that caused it, but never reached the client, comes from the file.
     """
     async with serving(tmp_path) as (served, proxy):
@@ -338,7 +338,7 @@ async def unknown_outcomes(url: str) -> list[bool]:
 @pytest.mark.full
 @pytest.mark.timeout(400)
 async def test_six_deaths_under_fifty_clients_lose_and_repeat_nothing(tmp_path: Path) -> None:
-    """CUP13, KEY3, CUP6: no event lost or repeated, no call run twice, every caller answered."""
+    """CUP8, KEY3, CUP5: no event lost or repeated, no call run twice, every caller answered."""
     clients = [Busy() for _ in range(CLIENTS)]
     async with serving(tmp_path, within=360) as (served, proxy):
         stop, chance = anyio.Event(), random.Random(6)

@@ -70,7 +70,7 @@ async def test_a_call_survives_the_cut_of_its_response_stream(
 async def test_a_call_survives_a_cut_before_its_first_message(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, gate: str
 ) -> None:
-    """STA4: the priming event is enough to come back with."""
+    """STA3: the priming event is enough to come back with."""
     stage, wire = under_test.app.stage, under_test.server.wire
     async with proxy, connected(proxy.url()) as client:
 
@@ -146,7 +146,7 @@ async def test_the_get_stream_is_resumed_and_brings_what_was_missed(
 async def test_the_get_stream_is_resumed_from_before_its_first_message(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, note: str
 ) -> None:
-    """STA4: the GET stream is primed too. The SDK alone does not, and loses what was missed."""
+    """STA3: the GET stream is primed too. The SDK alone does not, and loses what was missed."""
     wire = under_test.server.wire
     async with proxy, connected(proxy.url()) as client:
         await client.subscribe(note)

@@ -1,6 +1,6 @@
 """An existing client of the data-layer draft, over handshake-era HTTP, as it was seen to behave.
 
-what real clients were seen to do is honoured, all of it (ASC11, HTP3).
+what real clients were seen to do is honoured, all of it (ASC1, HTP3).
 """
 
 from collections.abc import AsyncGenerator

@@ -1,7 +1,7 @@
 """A client that knows nothing of sessions gets the SDK's own answers, byte for byte.
 
 "modern era, knows nothing of us: exactly what the SDK would answer, nothing added but the
-capability advertisement" (CAP2, EVT14). The same requests go to a server bare and to its
+capability advertisement" (CAP1, EVT6). The same requests go to a server bare and to its
 twin wrapped; status, headers and body are compared.
 """
 

@@ -428,7 +428,7 @@ async def test_a_newer_stream_ends_the_older_with_its_result(
 
 
 async def test_many_listens_at_once_leave_one(w: World, client: ModernClient, session: str) -> None:
-    """TKO8: never two owners, never none."""
+    """RES3: never two owners, never none."""
     streams = [client.listen(session, A) for _ in range(5)]
     for stream in streams:
         await stream.has(1)
@@ -504,7 +504,7 @@ async def test_a_displaced_stream_learns_which_client_has_the_session(w: World) 
 
 
 async def test_a_takeover_loses_nothing(w: World, client: ModernClient) -> None:
-    """ATT5, ATT6: from a stream to a handshake-era connection and back, with events in between."""
+    """EVT10, ATT6: from a stream to a handshake-era connection and back, with events in between."""
     older = await w.connected()
     get = await older.get().started()
     session = (await client.start())["sessionId"]

@@ -81,7 +81,7 @@ async def test_create_takes_no_session(named: Any, w: World, client: ModernClien
 
 @pytest.mark.parametrize("method", ["session/start", "sessions/create"])
 async def test_a_callers_id_is_never_adopted(method: str, client: ModernClient) -> None:
-    """SES6."""
+    """SES4."""
     made = await client.send(
         method,
         {"sessionId": UNKNOWN_ID, "id": UNKNOWN_ID},

@@ -1,4 +1,4 @@
-"""Replay from any valid position ends in the same state as having seen everything (COA6).
+"""Replay from any valid position ends in the same state as having seen everything (COA4).
 
 A client is what it has done with the events it saw: a keyed event sets what its key stands
 for, any other event is one more entry in a list, and none of those may be missing, doubled
@@ -46,7 +46,7 @@ STORIES = st.lists(st.tuples(KEYS, st.sampled_from(["live", "live", "away", "bac
 def test_a_client_that_comes_and_goes_ends_like_one_that_saw_everything(
     story: Sequence[tuple[str | None, str]], window: Window
 ) -> None:
-    """ATT6, CUP2, COA6: whenever it is not refused; a refused one starts anew from the head."""
+    """ATT6, CUP2, COA4: whenever it is not refused; a refused one starts anew from the head."""
     log = EventLog(EPOCH, window)
     everything, client, is_here = Client(log.head), Client(log.head), True
     for number, (key, event_is) in enumerate(story):
@@ -70,7 +70,7 @@ def test_a_client_that_comes_and_goes_ends_like_one_that_saw_everything(
 def test_from_every_valid_position_the_end_is_the_same(
     keys: Sequence[str | None], window: Window, data: st.DataObject
 ) -> None:
-    """COA6, for every position that is not refused, replaced ones among them."""
+    """COA4, for every position that is not refused, replaced ones among them."""
     log, issued = EventLog(EPOCH, window), list[LoggedEvent]()
     for number, key in enumerate(keys):
         issued.append(log.append(Draft(b"%d" % number, key=key), now=0.0))

@@ -511,8 +511,8 @@ def assert_replay(
 )
 @pytest.mark.parametrize("make", every_store())
 def test_a_store_does_what_its_model_does(make: MakeStore, thorough: bool) -> None:
-    """CUP10, CUP6, EVT7, COA6, ATT7, ATT1, TKO9, KEY3, SES15, SES18,
-    END1, SES6 in every order of calls. Passes if no step of the machine, which asserts, fails.
+    """CUP8, CUP5, EVT7, COA4, ATT7, RES3, TKO9, KEY3, SES15, SES18,
+    END1, SES4 in every order of calls. Passes if no step of the machine, which asserts, fails.
     """
 
     def machine() -> StoreMachine:

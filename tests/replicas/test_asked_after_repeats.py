@@ -124,7 +124,7 @@ async def expect_its_own_answer(era: str, newest: str, answer: Json) -> None:
 
 
 async def test_a_kept_question_is_unknown_to_the_other_era() -> None:
-    """KEY7, KEY11: no result of the handshake era asks for input."""
+    """KEY3, KEY11: no result of the handshake era asks for input."""
     async with cluster(2) as c:
         tools(c)
         sender = Sender(c, *await with_session(c, capabilities=ELICITS))

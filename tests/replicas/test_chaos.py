@@ -235,7 +235,7 @@ def expect_each_run_once(workers: list[Worker], directory: Path, *, answered_eac
 
 @pytest.mark.redis
 async def test_replicas_on_redis_are_killed_in_turn(tmp_path: Path) -> None:
-    """TKO8, KEY11, KEY3, ATT10, EVT10, ATT9: three of them, clients on HTTP through a
+    """RES3, KEY11, KEY3, ATT10, EVT10, ATT9: three of them, clients on HTTP through a
     round-robin proxy and on WebSockets, of both eras.
     """
     with ExitStack() as stack:
@@ -257,7 +257,7 @@ async def test_replicas_on_redis_are_killed_in_turn(tmp_path: Path) -> None:
 
 
 async def test_a_server_on_sqlite_is_killed_again_and_again(tmp_path: Path) -> None:
-    """KEY3, CUP13: one of them, that comes back on its file."""
+    """KEY3, CUP8: one of them, that comes back on its file."""
     with replicas(1, f"sqlite:///{tmp_path}/sessions.db", tmp_path) as made:
         workers = [
             Worker(

@@ -124,7 +124,7 @@ async def test_a_resume_under_load_is_whole(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.in_process
 async def test_a_takeover_at_another_replica_ends_it(seed: int, notified: bool) -> None:
-    """ATT1, TKO7: the displaced connection is notified, and receives nothing that was
+    """RES3, TKO7: the displaced connection is notified, and receives nothing that was
     stored after.
     """
     async with sockets(3, seed=seed) as s:
@@ -172,7 +172,7 @@ async def test_who_has_it_now_is_known_at_another_replica() -> None:
 
 
 async def test_rivals_on_two_replicas_leave_one_owner() -> None:
-    """TKO8, SES10: on several processes; every loser is notified."""
+    """RES3, SES8: on several processes; every loser is notified."""
     async with sockets(2) as s:
         session = (await s.c[0].client().start())["sessionId"]
         rivals = [await s.connected(number % 2, capabilities=CAPABILITIES) for number in range(6)]

@@ -140,7 +140,7 @@ async def test_a_newer_stream_at_another_replica_ends_the_older_one() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_of_two_streams_opened_at_once_one_stays(seed: int) -> None:
-    """Never two, never none (TKO8)."""
+    """Never two, never none (RES3)."""
     async with cluster(2, seed=seed) as c:
         client = await c[0].connected()
         await client.start()
@@ -230,7 +230,7 @@ async def test_what_a_dying_replica_stored_and_did_not_relay_comes(seed: int) ->
 
 
 async def test_a_takeover_on_another_replica_is_seen_where_the_stream_is() -> None:
-    """ATT1: the displaced connection receives nothing more of that session, and is notified why
+    """RES3: the displaced connection receives nothing more of that session, and is notified why
     (TKO7).
     """
     async with cluster(3) as c:
@@ -260,7 +260,7 @@ async def test_a_takeover_on_another_replica_is_seen_where_the_stream_is() -> No
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_rivals_on_three_replicas_leave_one_owner(seed: int) -> None:
-    """TKO8: "never two owners, never none", on several processes."""
+    """RES3: "never two owners, never none", on several processes."""
     async with cluster(3, seed=seed) as c:
         session = (await c[0].client().start())["sessionId"]
         rivals = [await c[number % 3].connected() for number in range(6)]
@@ -284,7 +284,7 @@ async def test_rivals_on_three_replicas_leave_one_owner(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.in_process
 async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int) -> None:
-    """ATT1, ATT5: the session moves from replica to replica while others store its events."""
+    """RES3, EVT10: the session moves from replica to replica while others store its events."""
     async with cluster(3, seed=seed) as c:
         started = await c[0].client().start()
         session, position = started["sessionId"], started["sessionEventId"]

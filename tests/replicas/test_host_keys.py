@@ -1,4 +1,4 @@
-"""A host sends a call again, with a key of its own, to another replica (KEY7, KEY22)."""
+"""A host sends a call again, with a key of its own, to another replica (KEY3, KEY22)."""
 
 import asyncio
 

@@ -111,7 +111,7 @@ async def test_two_calls_that_take_each_others_session_for_theirs_do_not_wait_fo
 
 
 async def test_what_is_refused_for_its_number_records_no_key() -> None:
-    """SEC8: it is refused before anything is recorded, and is begun where there is room."""
+    """ERR6: it is refused before anything is recorded, and is begun where there is room."""
     async with cluster(2, max_running_requests=2) as c:
         client = await used(c)
         held = [client.call("wait", gate="g") for _ in range(2)]

@@ -1,5 +1,5 @@
 """A key that was recorded, and a request that never began: at whichever replica it comes again,
-it runs, once (KEY3, KEY7, KEY11).
+it runs, once (KEY3, KEY11).
 """
 
 import asyncio

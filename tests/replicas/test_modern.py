@@ -106,7 +106,7 @@ async def test_requests_at_once_do_not_make_a_state_together_that_cannot_be_sent
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.in_process
 async def test_a_displaced_listen_stream_gets_nothing_more(seed: int, notified: bool) -> None:
-    """ATT1: not one event that was stored after the takeover, whether it was notified of it or
+    """RES3: not one event that was stored after the takeover, whether it was notified of it or
     not.
     """
     async with cluster(3, seed=seed) as c:

@@ -126,7 +126,7 @@ async def test_an_answer_over_http_is_accepted_when_the_replica_that_asked_has_i
 async def test_an_answer_that_nobody_confirms_is_refused_and_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its client may send it again. The first one counts (ASK3)."""
+    """Its client may send it again. The first one counts (SEC10)."""
     monkeypatch.setattr(questions, "_CONFIRMED", 0.05)
     async with cluster(2) as c:
         client = await c[0].connected(capabilities=CAPABILITIES)

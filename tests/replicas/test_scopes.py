@@ -70,7 +70,7 @@ async def test_a_weaker_resume_at_another_replica_is_refused() -> None:
 async def test_a_weaker_credential_does_not_read_a_stronger_ones_response_at_another_replica(
     seed: int, read_at: int
 ) -> None:
-    """SEC11, on the replica that runs the request or on another; the stronger one gets it on both,
+    """SEC3, on the replica that runs the request or on another; the stronger one gets it on both,
     and its stream is not cut by the try.
     """
     async with cluster(2, seed=seed) as c:

@@ -15,7 +15,7 @@ from mcp_sessions.security import (
 
 
 def test_a_session_id_holds_256_random_bits_in_visible_ascii() -> None:
-    """EVT8, SES5."""
+    """EVT8, SES4."""
     ids = {mint_session_id() for _ in range(1_000)}
 
     assert len(ids) == 1_000
@@ -38,7 +38,7 @@ def test_ids_of_connections_and_requests_are_unique() -> None:
 
 
 def test_a_minted_log_epoch_makes_ids_that_parse() -> None:
-    """CUP13, EVT8."""
+    """CUP8, EVT8."""
     start = Position(mint_log_epoch(), 0)
 
     assert parse_position(start.event_id()) == start

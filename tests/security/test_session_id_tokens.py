@@ -55,7 +55,7 @@ def test_a_session_id_says_when_its_session_was_made_and_when_it_expires(sign_on
 def test_a_session_id_is_visible_ascii_of_a_length_that_is_accepted(
     sign_only: bool, created_at: float, lifetime: float, subject: str | None
 ) -> None:
-    """SES5: 0x21–0x7E."""
+    """SES4: 0x21–0x7E."""
     session_id = server(sign_only=sign_only).seal_session_id(
         principal=replace(ALICE, subject=subject),
         created_at=created_at,
@@ -75,7 +75,7 @@ def test_two_session_ids_are_never_alike(sign_only: bool) -> None:
 
 
 def test_a_session_id_has_256_random_bits_inside() -> None:
-    """SES6; read where it can be."""
+    """SES4; read where it can be."""
     ids = [minted(server(sign_only=True)).split(".")[1] for _ in range(2)]
 
     inside = [json.loads(base64.urlsafe_b64decode(body + "==")) for body in ids]
@@ -155,7 +155,7 @@ def test_every_bit_and_every_character_of_a_session_id_matters(sign_only: bool) 
 
 @FORMS
 def test_a_refreshed_credential_of_the_owner_keeps_the_session(sign_only: bool) -> None:
-    """SES9."""
+    """SES8."""
     security = server(sign_only=sign_only)
     refreshed = replace(ALICE, scopes=frozenset({"read", "write"}))
 

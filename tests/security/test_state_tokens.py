@@ -130,7 +130,7 @@ def test_a_sealed_token_cannot_be_read_and_a_signed_one_can() -> None:
 
 @FORMS
 def test_a_refreshed_credential_of_the_owner_opens_the_token(sign_only: bool) -> None:
-    """SES9: scopes are no part of who somebody is."""
+    """SES8: scopes are no part of who somebody is."""
     security = server(sign_only=sign_only)
     refreshed = replace(ALICE, scopes=frozenset({"read", "write"}))
 
@@ -417,7 +417,7 @@ def test_the_default_limit_is_4_kib() -> None:
 def test_an_empty_state_has_a_token_at_the_least_limit(
     sign_only: bool, audience: str | None
 ) -> None:
-    """CRE5: ``sessions/create`` always issues a ``state``, also an empty one."""
+    """CRE1: ``sessions/create`` always issues a ``state``, also an empty one."""
     security = server(sign_only=sign_only, audience=audience, max_token=256)
 
     token = sealed(security, {}, version=2**63 - 1, expires_at=1.2345678901234567e308)

@@ -305,7 +305,7 @@ async def test_an_expired_connection_detaches() -> None:
 
 
 async def test_a_takeover_moves_events(w: World) -> None:
-    """ATT1: "the displaced connection gets nothing more of that session"."""
+    """RES3: "the displaced connection gets nothing more of that session"."""
     old, old_stream = await with_stream(w)
     started = await old.start()
     await update(w, started["sessionId"], "a:1")
@@ -322,7 +322,7 @@ async def test_a_takeover_moves_events(w: World) -> None:
 
 
 async def test_what_waited_on_the_old_connection_goes_to_the_new_one(w: World) -> None:
-    """ATT5: "Events enqueued during takeover are not lost", and not sent by the old stream,
+    """EVT10: "Events enqueued during takeover are not lost", and not sent by the old stream,
     whether they wait for its GET or in its buffer.
     """
     old, old_stream = await with_stream(w)

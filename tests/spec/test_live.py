@@ -226,7 +226,7 @@ async def test_our_client_mirrors_the_session_in_the_modern_era_only() -> None:
 
 
 async def test_ping_passes_where_the_current_session_is_gone() -> None:
-    """ASC19: other requests on that connection are ``-32043`` meanwhile."""
+    """ASC17: other requests on that connection are ``-32043`` meanwhile."""
     async with connected_world() as (w, client):
         session = (await client.start())["sessionId"]
         await w.client().end(session)

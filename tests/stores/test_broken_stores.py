@@ -88,7 +88,7 @@ class ReplaysWithoutTheEpoch(MemoryStore):
 
 
 class ReplaysWhatIsLeft(MemoryStore):
-    """A partial replay (CUP6)."""
+    """A partial replay (CUP5)."""
 
     async def read(self, session_id: SessionId, after: str | None, **more: Any) -> Replay:
         position = parse_position(after or "")

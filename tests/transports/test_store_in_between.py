@@ -256,7 +256,7 @@ def positions_asked(interposed: Interposed, name: str, argument: int | str) -> l
     ["nonsense", "1" * 60_000, "post-" + "a" * 60_000 + "/1800000000000000000-000000000007.NQ"],
 )
 async def test_no_store_is_asked_for_what_is_no_id(last_event_id: str) -> None:
-    """SEC8: it is answered as a position that nobody knows, however long it is."""
+    """ERR6: it is answered as a position that nobody knows, however long it is."""
     interposed = Interposed()
     async with connected_world(store=interposed.store) as (_, client):
         await client.result("resources/subscribe", {"uri": "note://1"})
@@ -271,7 +271,7 @@ async def test_no_store_is_asked_for_what_is_no_id(last_event_id: str) -> None:
 
 @pytest.mark.parametrize("text", ["x", "\U0001f600", "\x00", '"'])
 async def test_a_request_id_is_in_the_ids_of_events_if_it_is_short(text: str) -> None:
-    """SEC8: with a longer one a response is a stream all the same, but not one to come back to."""
+    """ERR6: with a longer one a response is a stream all the same, but not one to come back to."""
     async with connected_world() as (w, client):
         for length, is_named in ((512, True), (513, False)):
             request_id = text * length
@@ -295,7 +295,7 @@ async def test_a_request_id_is_in_the_ids_of_events_if_it_is_short(text: str) ->
 
 @pytest.mark.parametrize("position", ["nonsense", "1" * 1_000_000])
 async def test_no_store_is_asked_for_what_is_no_position(position: str) -> None:
-    """SEC8: nor of a session."""
+    """ERR6: nor of a session."""
     interposed = Interposed()
     async with connected_world(store=interposed.store) as (_, client):
         session = (await client.start())["sessionId"]
@@ -338,7 +338,7 @@ async def test_a_request_whose_connection_ends_is_answered_on_its_stream(how: st
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("method", ["admit", "open_stream", "change", "read"])
 async def test_a_first_get_that_failed_is_not_the_first(method: str, when: str) -> None:
-    """HTL6: who was answered 503 has received nothing. What waited since ``initialize`` is on the
+    """HTL3: who was answered 503 has received nothing. What waited since ``initialize`` is on the
     stream that is opened then, and no session is detached for it.
     """
     interposed = Interposed()

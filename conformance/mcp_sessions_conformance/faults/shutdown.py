@@ -205,7 +205,7 @@ WSS17: goes-away-at-last by a-draining-server-closes-1012
 SES14: expires-while-it-runs by a-running-request-keeps-its-session
 SES14: stays-after-the-notice by only-requests-keep-a-session
 SES16: promises-more by expires-at-is-not-later-than-the-truth
-CUP12: expired-is-evicted by what-is-too-old-is-expired
+CUP8: expired-is-evicted by what-is-too-old-is-expired
 ATT7: buffers-everything by who-takes-nothing-is-cut
 REQ8: runs-on by what-has-no-listener-is-given-up
 SLS1: starts-without-a-store by without-a-store-there-is-no-session-start

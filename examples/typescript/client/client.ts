@@ -137,7 +137,7 @@ export class Client implements Hearer {
     return key === null ? meta : { ...meta, [REQUEST_KEY]: key };
   }
 
-  /** STT3, STT4, CLI7. */
+  /** STT1, CLI7. */
   private learn(session: Known | null, result: JsonObject): void {
     const meta = isObject(result["_meta"]) ? result["_meta"][SESSION] : undefined;
     if (session === null || !isObject(meta) || meta["sessionId"] !== session.sessionId) return;

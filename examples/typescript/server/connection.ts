@@ -1,4 +1,4 @@
-/** Connections (ASC7, ASC8), and which of them a session is attached to (ATT, TKO). */
+/** Connections (ASC7), and which of them a session is attached to (ATT, TKO). */
 
 import { IS_STATELESS } from "./limits.js";
 import type { Credential } from "./credentials.js";
@@ -33,7 +33,7 @@ export abstract class Connection {
   abstract push(message: Message): void;
   /** Hands over the events of the session that were not handed over yet. */
   abstract pump(session: Session): void;
-  /** Takes back what was not sent of the session (TKO1, HTL5, END3). */
+  /** Takes back what was not sent of the session (TKO1, END3). */
   abstract takeBack(session: Session): void;
 
   declare(capabilities: unknown): void {
@@ -84,7 +84,7 @@ export abstract class Connection {
   }
 }
 
-/** ASC8: lives as long as its response, and nothing is attached to it. */
+/** ASC7: lives as long as its response, and nothing is attached to it. */
 export class LonePost extends Connection {
   readonly pushable = false;
   override push(): void {}

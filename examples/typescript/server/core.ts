@@ -13,7 +13,7 @@ import {
 const RESOURCE = { uri: "conformance://resource/example", name: "example" };
 const PROMPT = { name: "greet", description: "Says hello." };
 
-/** CAP1 to CAP3. */
+/** CAP1, CAP3. */
 const TRANSPORTS = ["streamable-http", "websocket", "stdio"];
 
 function capabilities(): JsonObject {

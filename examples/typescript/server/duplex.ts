@@ -1,4 +1,4 @@
-/** What a WebSocket and a pipe have in common: a connection that carries everything both ways (WSS10 to WSS14, STD5). */
+/** What a WebSocket and a pipe have in common: a connection that carries everything both ways (WSS10 to WSS14). */
 
 import { Connection } from "./connection.js";
 import type { Credential } from "./credentials.js";

@@ -32,7 +32,7 @@ export function serveHandshake(service: Service, exchange: Exchange, message: Me
         service.cancelSessionless(connection);
         return sendJson(response, 200, undefined);
       }
-      // SEC3, SEC11
+      // SEC3
       if (!connection.mayHear(credential) || !connection.openStream(response, header(exchange, "last-event-id"), credential)) {
         throw new Refused(404, gone());
       }
@@ -43,7 +43,7 @@ export function serveHandshake(service: Service, exchange: Exchange, message: Me
   }
 }
 
-/** The connection of Mcp-Session-Id (HTL13 to HTL15, HTL18). */
+/** The connection of Mcp-Session-Id (HTL13, HTL14, HTL18). */
 function named(service: Service, exchange: Exchange): TransportSession {
   const id = header(exchange, "mcp-session-id");
   if (id === undefined) throw new Refused(400, invalidRequest("Mcp-Session-Id is missing"));
@@ -132,7 +132,7 @@ class PostReply implements Reply {
       this.service.registry.keep(this.connection);
       headers["Mcp-Session-Id"] = this.connection.id; // HTL1
     }
-    sendJson(this.response, 200, message, headers); // HTP2, ERR3
+    sendJson(this.response, 200, message, headers); // HTP2
   }
 
   private readonly closers: (() => void)[] = [];

@@ -8,7 +8,7 @@ import { namedSession, type Service } from "./service.js";
 import { Sse } from "./sse.js";
 import { invalidRequest, isRequest, isResponse, modeConflict, MODERN, RpcError, type Message, type Request, type Response } from "./wire.js";
 
-const headerMismatch = (): RpcError => new RpcError(-32020, "Header mismatch"); // ERR12
+const headerMismatch = (): RpcError => new RpcError(-32020, "Header mismatch"); // HTM11
 const unsupported = (): RpcError => new RpcError(-32022, "Unsupported protocol version", { supported: [MODERN] });
 
 export function serveModern(service: Service, exchange: Exchange, message: Message | undefined): void {
@@ -26,11 +26,11 @@ export function serveModern(service: Service, exchange: Exchange, message: Messa
     service.serve(message, caller, reply);
     return;
   }
-  service.notice(message, caller); // HTM15
+  service.notice(message, caller); // REQ7
   sendJson(response, 202, undefined);
 }
 
-/** RES10, HTM11, HTM12. */
+/** RES10, HTM11. */
 function checkHeaders(service: Service, exchange: Exchange, message: Request): RpcError | null {
   const id = header(exchange, "mcp-session-id");
   if (message.method === "session/resume") {

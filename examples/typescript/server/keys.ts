@@ -15,7 +15,7 @@ interface Known {
   bytes: number;
 }
 
-/** KEY9: method and params without _meta. */
+/** KEY8: method and params without _meta. */
 export function contentOf(request: Request): string {
   const { _meta: _, ...params } = request.params ?? {};
   return createHash("sha256").update(canonical([request.method, params])).digest("base64");

@@ -150,7 +150,7 @@ export function serveListen(
 
   if (session !== null) {
     session.touch();
-    // HTM9, first: the stream that a newer one replaces is not told of a takeover (TKO14).
+    // HTM9, first: the stream that a newer one replaces is not told of a takeover (HTM9).
     session.listen?.finish(session);
     // HTM16. Where nothing was left waiting it begins at the head (HTM7); where it is attached already it goes on.
     if (session.attachment?.connection !== on) attach(session, on, session.waiting ?? session.log.head, instanceOf(request));
@@ -162,7 +162,7 @@ export function serveListen(
   reply.onClose(over);
   const acknowledged = notification("notifications/subscriptions/acknowledged", { notifications: filter.heard });
   reply.send(withSubscription(acknowledged, id)); // HTM2
-  if (session !== null) on.pump(session); // HTM3
+  if (session !== null) on.pump(session); // HTM2
 }
 
 function streamOf(request: Request, credential: Credential, reply: StreamReply, filter: Filter, session: Session | null): ListenStream {

@@ -27,7 +27,7 @@ export class EventLog {
   private readonly epoch = newEpoch();
   private events: Event[] = [];
   private bytes = 0;
-  // The newest event that was dropped, for want of space and for its age (CUP11, CUP12).
+  // The newest event that was dropped, for want of space and for its age (CUP8).
   private spaceFloor = 0;
   private ageFloor = 0;
 
@@ -47,13 +47,13 @@ export class EventLog {
     return event;
   }
 
-  /** What follows `number`, or null if a part of it is gone (CUP6, ATT10). */
+  /** What follows `number`, or null if a part of it is gone (CUP5, ATT10). */
   after(number: number, now: number): Event[] | null {
     this.evict(now);
     return number < this.floor ? null : this.events.filter((event) => event.number > number);
   }
 
-  /** The number of a valid position, or why it is none (CUP8 to CUP13). */
+  /** The number of a valid position, or why it is none (CUP8). */
   find(position: string | undefined, now: number): { number: number } | { reason: Reason } {
     this.evict(now);
     if (position === undefined) return { reason: "no_position" };

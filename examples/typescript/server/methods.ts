@@ -64,7 +64,7 @@ function createSealed(service: Service, request: Request, caller: Caller, respon
   respond({ session: service.registry.make(caller.credential).metadata });
 }
 
-/** A new session, attached where it can be heard (ATT2, HTM5). */
+/** A new session, attached where it can be heard (ATT2, HTM1). */
 function begin(service: Service, caller: Caller): Session {
   const session = service.registry.make(caller.credential);
   if (caller.connection.pushable) attach(session, caller.connection, session.log.head);
@@ -72,7 +72,7 @@ function begin(service: Service, caller: Caller): Session {
   return session;
 }
 
-/** ASC5; a lone POST has no current session (ASC8). */
+/** ASC5; a lone POST has no current session (ASC7). */
 function setCurrent(session: Session, { connection, era }: Caller): void {
   if (era === "handshake" && connection.handshake && connection.pushable) connection.current = session;
 }

@@ -31,7 +31,7 @@ export class Registry {
     this.connections.add(session);
   }
 
-  /** The caller's session that is there; expired, ended and foreign ones are not (ERR2, SES8, SES10). */
+  /** The caller's session that is there; expired, ended and foreign ones are not (ERR2, SES8). */
   find(id: string, credential: Credential): Session | null {
     if (IS_STATELESS) return openSealed(id, credential);
     const session = this.sessions.get(id);
@@ -46,7 +46,7 @@ export class Registry {
     return session?.credential.principal === credential.principal ? session : null;
   }
 
-  /** What follows the end of a session, before anybody is told of it (END2, END3, END6, END7, HTM10). */
+  /** What follows the end of a session, before anybody is told of it (END2, END3, END6, ASK6, HTM10). */
   end(session: Session): void {
     session.isEnded = true;
     this.sessions.delete(session.id);
@@ -69,7 +69,7 @@ export class Registry {
     for (const session of [...connection.attached]) detach(session);
   }
 
-  /** One event in each session that is entitled to it (EVT1 to EVT3), and a copy where there is none (EVT11). */
+  /** One event in each session that is entitled to it (EVT1), and a copy where there is none (EVT11). */
   announce(message: Notification): void {
     const uri = message.params?.["uri"];
     for (const session of this.sessions.values()) {

@@ -43,7 +43,7 @@ export class ResponseStream implements Reply {
   send(message: Message): void {
     if (this.isFinished) return;
     this.bytes += byteLength(message);
-    // SEC8: what is too large to keep cannot be continued.
+    // ERR6: what is too large to keep cannot be continued.
     if (this.bytes > LIMITS.responseStreamBytes && this.isClosed) return;
     this.messages.push(message);
     this.sse?.write(message, this.idOf(this.messages.length));

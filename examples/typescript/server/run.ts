@@ -98,7 +98,7 @@ export class Run {
     return answered.result;
   }
 
-  /** ASK3, SEC10: the first answer of the principal that was asked. Whether it was one of this run's questions. */
+  /** SEC10: the first answer of the principal that was asked. Whether it was one of this run's questions. */
   takeAnswer(response: Response, credential: Credential): boolean {
     const question = this.questions.get(response.id as string);
     if (question === undefined || credential.principal !== this.newest.credential.principal) return false;
@@ -113,7 +113,7 @@ export class Run {
     this.isOver = true;
     for (const [requestId, question] of this.questions) {
       question.asked.send(notification("notifications/cancelled", { requestId })); // ASK6
-      question.settle(new Error("nobody waits for the answer")); // END7
+      question.settle(new Error("nobody waits for the answer")); // ASK6
     }
     this.questions.clear();
     this.whenOver(this);

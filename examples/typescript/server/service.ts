@@ -59,7 +59,7 @@ export class Service {
     return new RpcError(-32603, "Internal error").outcome;
   }
 
-  /** Rules 1 to 3 (ASC1 to ASC4, ASC18, TKO5). */
+  /** Rules 1 to 3 (ASC1, ASC2, ASC4, ASC17, TKO5). */
   private sessionOf(request: Request, caller: Caller): { session: Session | null; isNamed: boolean } {
     const { connection, credential, era } = caller;
     const named = namedSession(request.params);
@@ -73,7 +73,7 @@ export class Service {
       const session = this.named(named.sessionId, named.state, credential);
       return { session, isNamed: true };
     }
-    const passes = request.method === "ping" || request.method === "initialize"; // ASC19, TKO6
+    const passes = request.method === "ping" || request.method === "initialize"; // ASC17, TKO6
     if (current === null) return { session: null, isNamed: false };
     if (!isThere || current.holder !== connection) {
       if (passes) return { session: null, isNamed: false };
@@ -89,7 +89,7 @@ export class Service {
       session.check(state);
       return session;
     }
-    if (this.registry.findTransport(sessionId, credential) !== null) throw modeConflict(); // SES11, SES12
+    if (this.registry.findTransport(sessionId, credential) !== null) throw modeConflict(); // SES11
     throw sessionNotFound(sessionId);
   }
 
@@ -189,7 +189,7 @@ export class Service {
     for (const run of this.runs) if (run.takeAnswer(response, credential)) return;
   }
 
-  /** A notification. It cannot be answered, so nothing refuses it (ASC19). */
+  /** A notification. It cannot be answered, so nothing refuses it (ASC17). */
   notice(message: Notification, caller: Caller): void {
     if (message.method !== "notifications/cancelled") return;
     const meta = metaOf(message.params);
@@ -234,7 +234,7 @@ export class Service {
   }
 
   private whenCut(run: Run, sender: Sender): void {
-    // REQ5: in the modern era over HTTP a cut response cancels, unless there is a key (HTM14).
+    // REQ5: in the modern era over HTTP a cut response cancels, unless there is a key (REQ5).
     if (sender.era === "modern" && !sender.connection.pushable && run.key === null) run.cancel(cancelled());
     if (!this.runs.has(run) || run.isHeard) return;
     // REQ8: bounded in number and time.

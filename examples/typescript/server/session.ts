@@ -12,7 +12,7 @@ import { invalidState, SESSION, type Json, type JsonObject, type Notification } 
 
 const SECRET = randomBytes(32);
 
-/** SES4, SES5: 256 bits, in visible ASCII. */
+/** SES4: 256 bits, in visible ASCII. */
 export const newSessionId = (): string => randomBytes(32).toString("base64url");
 
 export class Session {
@@ -20,13 +20,13 @@ export class Session {
   readonly keys = new KeyStore();
   readonly runs = new Set<Run>();
   subscriptions = new Set<string>();
-  /** The methods of the lists that a listen asked for; null before any listen: all (EVT3, HTM8). */
+  /** The methods of the lists that a listen asked for; null before any listen: all (EVT1, HTM8). */
   lists: Set<string> | null = null;
-  /** ATT1: one at most. `cursor` is the newest event that was handed over. */
+  /** RES3: one at most. `cursor` is the newest event that was handed over. */
   attachment: { connection: Connection; cursor: number } | null = null;
   /** Who was the last to have it attached: on any other connection it was taken over (TKO5). */
   holder: Connection | null = null;
-  /** Where the next listen begins, if something was left waiting for it (HTM5, HTM6). */
+  /** Where the next listen begins, if something was left waiting for it (HTM1, HTM6). */
   waiting: number | null = null;
   listen: Listen | null = null;
   isEnded = false;
@@ -67,7 +67,7 @@ export class Session {
 
   /** Stores an event before anything of it is sent (EVT10). */
   store(message: Notification): void {
-    const meta = { [SESSION]: { sessionId: this.id } }; // EVT9: never with state
+    const meta = { [SESSION]: { sessionId: this.id } }; // EVT6: never with state
     this.log.append(coalescingKey(message), Date.now(), (sessionEventId) => ({
       ...message,
       params: { ...message.params, _meta: meta, sessionEventId },

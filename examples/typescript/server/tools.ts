@@ -152,7 +152,7 @@ export async function callTool(service: Service, run: Run, params: JsonObject): 
     get: (key) => run.changes.get(key) ?? session?.get(key),
     set: (key, value) => void run.changes.set(key, value),
     emit: (method, told) => {
-      if (session === null) run.newest.connection.push(notification(method, told)); // EVT14
+      if (session === null) run.newest.connection.push(notification(method, told)); // EVT6
       else if (!session.isEnded) session.store(notification(method, told)); // SES18
     },
   };

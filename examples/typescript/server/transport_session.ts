@@ -64,7 +64,7 @@ export class TransportSession extends Connection {
     }
   }
 
-  /** HTL5: also what waits for a client that comes back. Their ids stay valid positions. */
+  /** TKO1: also what waits for a client that comes back. Their ids stay valid positions. */
   override takeBack(session: Session): void {
     this.entries = this.entries.filter((entry) => entry.session !== session);
   }
@@ -76,7 +76,7 @@ export class TransportSession extends Connection {
     this.trim(session);
   }
 
-  /** What waits is bounded as the window of its session is (HTL6, ATT7). */
+  /** What waits is bounded as the window of its session is (HTL3, ATT7). */
   private trim(session: Session | null): void {
     const old = Date.now() - LIMITS.windowAge * 1000;
     const own = this.entries.filter((entry) => entry.session === session);
@@ -110,7 +110,7 @@ export class TransportSession extends Connection {
 
   // --- GET -------------------------------------------------------------------------------------------
 
-  /** Opens a GET stream, or continues a response stream. False: the credential is too weak for it (SEC11). */
+  /** Opens a GET stream, or continues a response stream. False: the credential is too weak for it (SEC3). */
   openStream(response: ServerResponse, lastEventId: string | undefined, credential: Credential): boolean {
     const ofResponse = /^([\w-]+)\.r\.([0-9]+)\.([0-9]+)\.([\w-]+)$/.exec(lastEventId ?? "");
     if (ofResponse !== null) return this.continueResponse(response, ofResponse, credential);
@@ -141,7 +141,7 @@ export class TransportSession extends Connection {
     return true;
   }
 
-  /** HTL9. What waited is not sent (HTL20): the opening messages stand for it. */
+  /** HTL9. What waited is not sent (HTL9): the opening messages stand for it. */
   private sayWhatWasLost(stream: { sse: Sse; cursor: number }): void {
     this.floor = this.handed = stream.cursor = this.last;
     for (const session of [...this.attached]) displace(session, "evicted");
@@ -176,7 +176,7 @@ export class TransportSession extends Connection {
   private continueResponse(response: ServerResponse, parts: RegExpExecArray, credential: Credential): boolean {
     const [, tag, number, place, encoded] = parts;
     const stream = tag === this.tag ? this.responses.get(Number(number)) : undefined;
-    if (stream !== undefined && !covers(credential, stream.credential)) return false; // SEC11
+    if (stream !== undefined && !covers(credential, stream.credential)) return false; // SEC3
     const sse = new Sse(response, credential);
     if (stream?.canContinue(Number(place))) {
       stream.open(sse, Number(place));

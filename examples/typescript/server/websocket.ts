@@ -11,7 +11,7 @@ import type { Service } from "./service.js";
 
 const BEARER = "mcp.bearer.";
 
-/** WSS6 to WSS8: the credential, or the HTTP status of the refusal. */
+/** SEC9, WSS7: the credential, or the HTTP status of the refusal. */
 function admit(request: IncomingMessage, service: Service, tokens: Tokens): Credential | number {
   const forbidden = checkHost(request);
   if (forbidden !== null) return forbidden;
@@ -73,7 +73,7 @@ function serve(peer: WebSocket, credential: Credential, service: Service): void 
   if (isFinite) timers.push(setTimeout(() => (connection.close(), peer.close(1008)), credential.expires - Date.now())); // SEC4
   peer.on("message", (data, isBinary) => {
     clearTimeout(timers[0]);
-    if (isBinary) peer.close(1003); // WSS4
+    if (isBinary) peer.close(1003); // WSS3
     else if (!connection.isClosed) connection.receive(data.toString());
   });
   peer.on("error", () => {}); // Its close follows.

@@ -63,18 +63,18 @@ export class RpcError extends Error {
   }
 }
 
-/** ERR1, and `started` only if it had begun (ERR13). */
+/** ERR1, and `started` only if it had begun (END6). */
 export const sessionNotFound = (sessionId: string, started = false): RpcError =>
   new RpcError(-32043, "Session not found", started ? { sessionId, started } : { sessionId });
-export const sessionRequired = (): RpcError => new RpcError(-31044, "Session required"); // ERR4
-export const sessionDetached = (): RpcError => new RpcError(-31010, "Session detached"); // ERR5
+export const sessionRequired = (): RpcError => new RpcError(-31044, "Session required"); // GAT2
+export const sessionDetached = (): RpcError => new RpcError(-31010, "Session detached"); // TKO5
 export const limitReached = (limit: string): RpcError => new RpcError(-31011, "Limit reached", { limit }); // ERR6
 export const outcomeUnknown = (): RpcError => new RpcError(-31012, "Outcome unknown"); // ERR7
-export const invalidParams = (what: string): RpcError => new RpcError(-32602, `Invalid params: ${what}`); // ERR8
+export const invalidParams = (what: string): RpcError => new RpcError(-32602, `Invalid params: ${what}`); // ASC10
 export const invalidState = (): RpcError =>
   new RpcError(-32602, "Invalid params: state", { reason: "invalid_state" }); // STT8
 export const invalidRequest = (what: string, reason?: string): RpcError =>
-  new RpcError(-32600, `Invalid request: ${what}`, reason === undefined ? undefined : { reason }); // ERR9 to ERR11
+  new RpcError(-32600, `Invalid request: ${what}`, reason === undefined ? undefined : { reason }); // SES11, KEY8, REQ2
 export const modeConflict = (): RpcError => invalidRequest("this means is of the other mode", "mode_conflict");
 export const methodNotFound = (method: string): RpcError => new RpcError(-32601, `Method not found: ${method}`);
 export const cancelled = (): RpcError => new RpcError(-32800, "Request cancelled"); // REQ6
@@ -107,7 +107,7 @@ export const byteLength = (message: unknown): number => Buffer.byteLength(JSON.s
 /** Two requests with one id are one only if the ids have one type: 1 is not "1". */
 export const idKey = (id: RequestId): string => JSON.stringify(id);
 
-/** JSON with the members in one order, for comparing content (KEY9). */
+/** JSON with the members in one order, for comparing content (KEY8). */
 export function canonical(value: Json): string {
   if (Array.isArray(value)) return `[${value.map(canonical).join(",")}]`;
   if (!isObject(value)) return JSON.stringify(value);

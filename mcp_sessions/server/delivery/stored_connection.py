@@ -333,7 +333,7 @@ class StoredConnection(ClientConnection):
         return self._stream.last if self._stream is not None else self._sent
 
     async def is_first(self, was_opened: bool) -> bool:
-        """Whether nobody was served a GET stream before (HTL6). A client that got 503 instead,
+        """Whether nobody was served a GET stream before (HTL3). A client that got 503 instead,
         after the store had noted it or while that was unknown, still has its first one to come.
         """
         if not was_opened:

@@ -145,7 +145,7 @@ class TransportSessions:
             raise
         if lost is not None and lost is not Refusal.NO_POSITION:
             # Missed events are gone from the window (HTL9), or more events waited for the first
-            # stream than the window holds (HTL6). The client has to know.
+            # stream than the window holds (HTL3). The client has to know.
             for session_id in record.client.carried:
                 # Its position in the session's own log may still be good: it has to resume.
                 await self._attachments.displace(session_id, Detached.EVICTED)
@@ -186,7 +186,7 @@ class TransportSessions:
             last_event_id = Position(head.log_epoch, 0).event_id()
         after = parse_position(last_event_id)
         if after is None:
-            # However long it is: no store is asked for what is no id (SEC8).
+            # However long it is: no store is asked for what is no id (ERR6).
             return head, Refusal.UNKNOWN_POSITION, False
         refusal = await self._refused(record, last_event_id)
         if refusal is not None:

@@ -375,7 +375,7 @@ def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Wind
     for name, (epoch, *counts) in body["logs"].items():
         is_read = name == stream
         is_kept_whole = record.mode is Mode.AGENT and name == EVENTS
-        # An event that somebody has may be lost. No other event may ever have its id (CUP13).
+        # An event that somebody has may be lost. No other event may ever have its id (CUP8).
         new_epoch = LogEpoch(epoch) if is_as_it_was else log_epoch_after(LogEpoch(epoch))
         log = read_log(
             LogCounts(new_epoch, *counts),

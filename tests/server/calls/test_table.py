@@ -106,7 +106,7 @@ async def test_a_call_that_does_not_run_yet_is_cancelled_with_the_one_that_it_fo
 
 
 def test_a_sender_has_only_so_many_and_a_refused_call_leaves_nothing() -> None:
-    """SEC8."""
+    """ERR6."""
     calls = Calls[Any](1)
     first = opened(calls)
     with pytest.raises(LimitReached):

@@ -84,7 +84,7 @@ async def test_whoever_comes_by_relays_what_nobody_did() -> None:
 
 
 async def test_what_was_stored_after_a_takeover_is_not_relayed() -> None:
-    """ATT1: the displaced stream is not caught up with what is the new one's, though nobody took
+    """RES3: the displaced stream is not caught up with what is the new one's, though nobody took
     the session off it yet.
     """
     it = await carried()
@@ -106,7 +106,7 @@ async def test_what_was_stored_after_a_detach_waits() -> None:
 
 
 async def test_a_hole_is_said() -> None:
-    """CUP6: what is missing is gone from the window: nothing goes past it in silence."""
+    """CUP5: what is missing is gone from the window: nothing goes past it in silence."""
     it = await carried(max_events=2)
     head = Position(LOG, 0)
     for text in ("1", "2", "3", "4"):

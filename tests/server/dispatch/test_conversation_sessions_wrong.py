@@ -41,7 +41,7 @@ def counts_none(patch: Patch) -> None:
 
 
 def serves_without_its_store(patch: Patch) -> None:
-    """CNV12."""
+    """HTP5."""
 
     async def wrong(self: Any, *args: Any) -> Any:
         try:

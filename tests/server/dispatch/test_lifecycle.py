@@ -38,7 +38,7 @@ async def is_there(w: World, session: str) -> bool:
 async def test_a_session_expires_when_nothing_was_asked_of_it() -> None:
     """SES14: at its deadline and not before; then it is unknown, and its traces are gone (END2).
 
-    RES2: resuming an expired session is ``-32043``.
+    ERR1: resuming an expired session is ``-32043``.
     """
     async with world(idle_timeout=100) as w:
         session = (await w.client().start())["sessionId"]

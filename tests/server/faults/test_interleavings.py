@@ -57,7 +57,7 @@ async def test_what_is_produced_while_a_replay_runs_comes_once_and_in_order(seed
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int) -> None:
-    """ATT1, ATT5: two connections in turns; each event is on exactly one of them, after what the
+    """RES3, EVT10: two connections in turns; each event is on exactly one of them, after what the
     other had, and the displaced one receives nothing more.
     """
     async with world(store=suspending_store(seed)) as w:
@@ -88,7 +88,7 @@ async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_the_displaced_connection_gets_nothing_more(seed: int) -> None:
-    """ATT1: what was stored after the takeover never goes to the old connection."""
+    """RES3: what was stored after the takeover never goes to the old connection."""
     async with world(store=suspending_store(seed)) as w:
         old, old_stream = await with_stream(w)
         started = await old.start()
@@ -109,7 +109,7 @@ async def test_the_displaced_connection_gets_nothing_more(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_rivals_leave_one_owner(seed: int) -> None:
-    """TKO8: "never two owners, never none"; every loser receives it."""
+    """RES3: "never two owners, never none"; every loser receives it."""
     async with world(store=suspending_store(seed)) as w:
         session = (await w.client().start())["sessionId"]
         knows_us: Json = {"extensions": {EXTENSION: {}}}

@@ -1,4 +1,4 @@
-"""An error of a handler is not taken for one of the layer (CLI6, ERR13, ERR15, ERR16).
+"""An error of a handler is not taken for one of the layer (CLI6, END6, ERR15, ERR16).
 
 The layer says by some errors that a request did not begin, or that its session is gone. A client
 that believes that of a handler's error sends a call again that ran, or leaves its session.

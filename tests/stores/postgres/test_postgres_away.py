@@ -1,4 +1,4 @@
-"""A Postgres that stops, dies, stands still and comes back (HTP5, CUP13, ATT10)."""
+"""A Postgres that stops, dies, stands still and comes back (HTP5, CUP8, ATT10)."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -235,7 +235,7 @@ async def test_a_row_of_another_program_is_refused_and_named() -> None:
 
 
 async def test_after_a_failover_no_event_id_is_used_again() -> None:
-    """CUP13. The standby may lack the last events, which clients have. It has another timeline."""
+    """CUP8. The standby may lack the last events, which clients have. It has another timeline."""
     async with opened(postgres_store()) as store:
         session_id, other, third = await new(store), await new(store), await new(store)
         for each in (session_id, session_id, third):
@@ -270,7 +270,7 @@ async def test_after_a_failover_no_event_id_is_used_again() -> None:
 
 
 async def test_after_a_failover_an_agents_log_is_whole_and_has_new_ids() -> None:
-    """CUP13. No other copy of it exists. The clock of the one that wrote it was ahead."""
+    """CUP8. No other copy of it exists. The clock of the one that wrote it was ahead."""
     async with opened(postgres_store()) as store:
         session_id = await new(store, Mode.AGENT)
         for text in (b'"a"', b'"b"'):

@@ -307,7 +307,7 @@ async def test_keys_are_recorded_again_after_the_last_one_was_forgotten() -> Non
 
 @pytest.mark.parametrize("suffix", [":e:events", ":k:events"])
 async def test_a_change_that_a_log_could_not_take_is_no_gap(suffix: str) -> None:
-    """CUP13: the others get it. The session's log begins anew once the foreign value is gone."""
+    """CUP8: the others get it. The session's log begins anew once the foreign value is gone."""
     store = redis_store()
     await store.open(POLICY)
     of, other = await used(store), await used(store)

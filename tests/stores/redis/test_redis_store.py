@@ -718,7 +718,7 @@ def test_the_program_is_there() -> None:
 
 
 async def test_a_log_whose_events_are_gone_begins_anew() -> None:
-    """CUP13: a server that evicts takes one key and leaves the other."""
+    """CUP8: a server that evicts takes one key and leaves the other."""
     async with opened() as store:
         session_id = await use_everything(store)
         head = await store.head(session_id)
@@ -736,7 +736,7 @@ async def test_a_log_whose_events_are_gone_begins_anew() -> None:
 
 
 async def test_a_session_whose_record_is_gone_is_gone() -> None:
-    """CUP13, the reverse: no event comes back without its session."""
+    """CUP8, the reverse: no event comes back without its session."""
     async with opened() as store:
         session_id = await use_everything(store)
         keys = await keys_of(store)

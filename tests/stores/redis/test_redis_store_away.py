@@ -1,4 +1,4 @@
-"""A Redis that stops, dies, comes back, or comes back with less (HTP5, CUP13, ATT10)."""
+"""A Redis that stops, dies, comes back, or comes back with less (HTP5, CUP8, ATT10)."""
 
 import asyncio
 import logging
@@ -363,7 +363,7 @@ async def test_a_connection_that_the_server_closed_is_made_again() -> None:
 
 
 async def test_a_redis_that_started_again_has_new_logs() -> None:
-    """CUP13: what it acknowledged last may be lost, and then a number would be issued twice."""
+    """CUP8: what it acknowledged last may be lost, and then a number would be issued twice."""
     with redis_server(*KEPT) as server:
         async with opened(server) as store:
             session_id, connection = await new(store), await new(store, Mode.TRANSPORT)
@@ -391,7 +391,7 @@ async def test_a_redis_that_started_again_has_new_logs() -> None:
 
 
 async def test_a_failover_that_lost_writes_is_no_silent_hole() -> None:
-    """CUP13: a replica that missed the last events is promoted; nobody is sent it has them all."""
+    """CUP8: a replica that missed the last events is promoted; nobody is sent it has them all."""
     with redis_server("--repl-diskless-sync-delay", "0") as master, redis_server() as replica:
         replica.ask(f"REPLICAOF 127.0.0.1 {master.port}")
         replica.wait_for("INFO replication", "master_link_status:up")

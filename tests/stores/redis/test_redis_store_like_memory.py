@@ -186,7 +186,7 @@ async def expect_same(steps: Sequence[Sequence[Any]]) -> None:
 
 @given(LOG_STEPS)
 def test_logs_are_the_same(steps: list[tuple[Any, ...]]) -> None:
-    """CUP10, CUP6, COA6, ATT7."""
+    """CUP8, CUP5, COA4, ATT7."""
     asyncio.run(expect_same(steps))
 
 

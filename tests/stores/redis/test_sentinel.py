@@ -1,4 +1,4 @@
-"""A Redis whose primary changes: Sentinels say which server it is (CUP13, ATT10, SEC2)."""
+"""A Redis whose primary changes: Sentinels say which server it is (CUP8, ATT10, SEC2)."""
 
 import asyncio
 import re

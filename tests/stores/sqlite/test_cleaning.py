@@ -42,7 +42,7 @@ async def test_a_power_loss_that_may_have_cost_events_is_noticed(
     boots: tuple[str | None, str | None],
     refusal: Refusal | None,
 ) -> None:
-    """CUP13: an id that a client has seen is never given to another event."""
+    """CUP8: an id that a client has seen is never given to another event."""
     monkeypatch.setattr(sqlite_start, "boot_id", lambda: boots[0])
     if not closed:
         monkeypatch.setattr(served_file, "shut_down", killed)

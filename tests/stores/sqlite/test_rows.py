@@ -194,7 +194,7 @@ async def play(steps: Sequence[Sequence[Any]]) -> None:
 @settings(deadline=None, max_examples=20)
 @given(STEPS)
 def test_a_file_says_what_the_memory_says(steps: Sequence[Sequence[Any]]) -> None:
-    """CUP10, CUP6, COA6, KEY3: also after it was read again, or opened again."""
+    """CUP8, CUP5, COA4, KEY3: also after it was read again, or opened again."""
     asyncio.run(play(steps))
 
 

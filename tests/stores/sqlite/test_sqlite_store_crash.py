@@ -67,7 +67,7 @@ def killed_after(path: Path, lines: int) -> list[dict[str, Any]]:
 
 @pytest.mark.anyio
 async def test_what_was_acknowledged_survives_kill_9_and_nothing_is_half(tmp_path: Path) -> None:
-    """CUP13: "``kill -9`` at random points, reopen, no hole below the acknowledged id"."""
+    """CUP8: "``kill -9`` at random points, reopen, no hole below the acknowledged id"."""
     path, chance = tmp_path / "sessions.db", random.Random(6)
     said: list[dict[str, Any]] = []
     for _ in range(ROUNDS):
@@ -186,7 +186,7 @@ async def test_who_starts_while_the_last_one_ends_waits_for_it(
 async def test_a_second_process_is_refused_by_name_until_the_first_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CUP13: "two processes on one file"; the lock dies with its holder, however that dies."""
+    """CUP8: "two processes on one file"; the lock dies with its holder, however that dies."""
     monkeypatch.setattr(file_lock, "PATIENCE", 0.0)
     path = tmp_path / "sessions.db"
     with writing(path) as process:

@@ -177,7 +177,7 @@ async def test_a_cut_stream_continues_where_it_was_cut() -> None:
 
 
 async def test_a_cut_before_the_first_event_loses_nothing() -> None:
-    """STA4: the priming event is a position."""
+    """STA3: the priming event is a position."""
     async with world() as w:
         client = await subscribed(w, "b:1")
         first = client.get()
@@ -251,7 +251,7 @@ async def test_a_position_it_never_gave_is_answered_with_the_truth(position: str
 
 
 async def test_an_evicted_position_is_answered_with_the_truth() -> None:
-    """CUP6: the same when the position was good once."""
+    """CUP5: the same when the position was good once."""
     async with world(max_events=3) as w:
         client = await subscribed(w, "b:1")
         first = client.get()
@@ -313,7 +313,7 @@ async def test_an_evicted_position_lets_go_of_the_connections_sessions() -> None
 
 
 async def test_a_first_stream_that_came_too_late_lets_go_of_the_connections_sessions() -> None:
-    """HTL6, HTL9: it was treated like a later stream without a position. Its client was not
+    """HTL3, HTL9: it was treated like a later stream without a position. Its client was not
     told, and went on with requests by rule 2 as if it received what they caused.
     """
     async with world(max_events=3) as w:

@@ -281,7 +281,7 @@ async def test_a_stream_fetched_twice_ends_the_older_reader() -> None:
 
 
 async def test_a_fetched_stream_has_an_id_before_its_first_event() -> None:
-    """STA4: "Priming events on POST and GET streams": cut again at once, nothing is lost."""
+    """STA3: "Priming events on POST and GET streams": cut again at once, nothing is lost."""
     async with connected_world() as (w, client):
         sent = await started(w, client)
         position = (await sent.reply.event(0)).id
@@ -656,7 +656,7 @@ async def test_the_buffer_of_a_stalled_reader_is_bounded() -> None:
 
 
 async def test_notifications_whose_handlers_do_not_end_are_bounded() -> None:
-    """SEC8: each was a task that nobody counted. What one client leaves unhandled keeps no
+    """ERR6: each was a task that nobody counted. What one client leaves unhandled keeps no
     other client's from being handled.
     """
     async with world(max_running_requests=2) as w:

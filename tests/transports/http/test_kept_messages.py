@@ -332,7 +332,7 @@ async def emits(client: RawClient, uri: str) -> None:
 async def test_events_that_find_no_room_make_their_client_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """CUP13: its position is refused. Another session keeps all of its own."""
+    """CUP8: its position is refused. Another session keeps all of its own."""
     monkeypatch.setattr(pending_writes, "MOST", 20_000)
     interposed = Interposed()
     async with world(store=interposed.store) as w:

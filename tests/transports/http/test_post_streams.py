@@ -22,7 +22,7 @@ few = st.frozensets(st.sampled_from(["read", "write", "admin", "ünï", "a~b/c.d
 
 @given(few, few)
 def test_it_takes_every_scope_of_the_request(needed: frozenset[str], had: frozenset[str]) -> None:
-    """SEC11."""
+    """SEC3."""
     name = post_stream_name(PROCESS, needed)
     assert may_read(name, had) is (had >= needed)
 

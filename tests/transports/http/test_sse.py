@@ -359,7 +359,7 @@ async def test_a_held_stream_sends_nothing_until_it_is_released() -> None:
 
 
 async def test_what_is_purged_is_not_sent() -> None:
-    """ATT1: the events of one session are taken back, the others stay in order; and there is room
+    """RES3: the events of one session are taken back, the others stay in order; and there is room
     again.
     """
     stream, peer = stream_of(limit=50), Peer()
@@ -511,7 +511,7 @@ async def test_a_full_stream_reads_on_from_the_log() -> None:
 
 
 async def test_a_window_that_moved_on_ends_the_stream() -> None:
-    """CUP6: "Going on would leave a hole that nobody sees"."""
+    """CUP5: "Going on would leave a hole that nobody sees"."""
     log = Log(max_events=5)
     async with feeding(log, limit=100, is_behind=False, flows=False) as (feed, peer):
         for number in range(50):
@@ -617,7 +617,7 @@ async def test_a_frame_can_leave_an_event_out() -> None:
 
 
 async def test_a_stream_ends_when_its_log_was_made_anew() -> None:
-    """CUP13: the numbers of the new log are small again; taken for old ones, all of its events
+    """CUP8: the numbers of the new log are small again; taken for old ones, all of its events
     would be dropped in silence. A client that reconnects learns of it.
     """
     log = Log()

@@ -211,7 +211,7 @@ class PostChannel(WatchedChannel):
             self._is_read, self._is_stream = False, True
         request_id, streams = self._request_id, self._streams
         # A response whose id is longer is sent without ids: no event is larger than what it says
-        # by much, and a client that was cut asks again (SEC8).
+        # by much, and a client that was cut asks again (ERR6).
         self._is_kept = streams is not None and (
             not isinstance(request_id, str) or len(request_id) <= MAX_REQUEST_ID
         )

@@ -106,7 +106,7 @@ class HttpGet:
             if may_read(at.stream, principal.scopes - record.principal.scopes):
                 await self._resume_post(call, connection, at)
             else:
-                # SEC11: its request was sent by a stronger one than made the connection.
+                # SEC3: its request was sent by a stronger one than made the connection.
                 await send_not_found(send)
             return
         try:
@@ -286,7 +286,7 @@ class HandshakeHttp:
                 raise NotBegun(failed) from failed
         version = call.headers.get(b"mcp-protocol-version", _DEFAULT_VERSION)
         peer = connection.peer if connection is not None else Peer(version.decode("latin-1"))
-        # SEC11. As this very message was admitted: by whom its connection was made.
+        # SEC3. As this very message was admitted: by whom its connection was made.
         needed = record.principal.scopes if record is not None else principal.scopes
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -339,7 +339,7 @@ class HandshakeHttp:
     def _handle(
         self, sender: ConnectionId | Principal, handling: Coroutine[Any, Any, None]
     ) -> None:
-        """Handle a notification concurrently. A sender has at most as many as requests (SEC8)."""
+        """Handle a notification concurrently. A sender has at most as many as requests (ERR6)."""
         most = self._served.policy.max_running_requests
         if self._handled.get(sender, 0) >= most:
             handling.close()

@@ -1,11 +1,11 @@
 """Name response streams, in their store and in the SSE ids that clients send back.
 
 1. A name has the process that runs the request, and the scopes that reading it takes. So any
-   process can check them without asking (SEC11). A forged name gains nothing: no stream has it.
+   process can check them without asking (SEC3). A forged name gains nothing: no stream has it.
 2. An SSE id names its request, so that a client with a long forgotten stream can still be
    answered (HTL11).
 3. A header that is no id of ours, or longer than any, is an unknown position (HTL9): no store is
-   asked for it (SEC8).
+   asked for it (ERR6).
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class SessionMethods(Stage):
             last = params["lastSessionEventId"]
             if not isinstance(last, str):
                 raise InvalidParams("params.lastSessionEventId must be a string")
-            # However long it is: no store is sent what is no id (SEC8).
+            # However long it is: no store is sent what is no id (ERR6).
             position = parse_position(last) or IN_NO_LOG
         record = await self._owned(session_id, inbound)
         if not inbound.principal.scopes >= record.principal.scopes:

@@ -7,7 +7,7 @@
 -- session's: key, its cost, digest, runner, scopes, most bytes of keys, lifetime of keys, run, run
 -- whose place it takes (empty: none)
 --
--- The order of the questions is that of core/life.py: the owner first (SES10).
+-- The order of the questions is that of core/life.py: the owner first (SES8).
 local owner, now = ARGV[1], tonumber(ARGV[2])
 local OF_EACH = 6
 
@@ -22,7 +22,7 @@ local function admit(at, epoch, has_key)
         return false
     end
     if fields[2] ~= mode then
-        -- Only these two are named on the wire (SES11, SES12); of the others a client knows nothing.
+        -- Only these two are named on the wire (SES11); of the others a client knows nothing.
         local modes = mode .. ' ' .. fields[2]
         if modes == 'protocol transport' or modes == 'transport protocol' then
             return { 'other_mode', found }

@@ -9,7 +9,7 @@
 local now, since, key = tonumber(ARGV[1]), tonumber(ARGV[7]), ARGV[15] == '1' and ARGV[14] or nil
 local change, uri, list = ARGV[6], ARGV[8], ARGV[9]
 
--- As core/entitlement.py (EVT2, EVT3).
+-- As core/entitlement.py (EVT1).
 local function entitled(mode, lists)
     if mode ~= 'protocol' and mode ~= 'transport' then
         return false
@@ -60,7 +60,7 @@ for at, name in ipairs(KEYS) do
     -- If another program damaged one session, the others get the change.
     local succeeded, answer = pcall(append_to_session)
     if not succeeded then
-        -- Its log lacks this change now: positions in it are refused from here on (CUP13).
+        -- Its log lacks this change now: positions in it are refused from here on (CUP8).
         for _, log in ipairs({ 'l:events', 'l:get' }) do
             if redis.pcall('HEXISTS', base, log) == 1 then
                 redis.call('HSET', base, log, '?')

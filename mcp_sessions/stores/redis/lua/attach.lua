@@ -2,7 +2,7 @@
 -- ARGV: connection, whether there is one, only if free, now, new log epoch, window (3), why the
 -- position is none, its epoch, its number
 --
--- As core/attachment.py: the newest attachment is the only one (ATT1, TKO1).
+-- As core/attachment.py: the newest attachment is the only one (RES3, TKO1).
 local fields = redis.call('HMGET', base, 'ends', 'conn', 'fence', 'maker', 'waits')
 local now = tonumber(ARGV[4])
 if not fields[1] or has_come(fields[1], now) or (ARGV[3] == '1' and fields[2]) then

@@ -272,7 +272,7 @@ local function since(log, now, window, reason, epoch, number, limit, size)
     if reason ~= '' then
         return nil, reason
     end
-    -- Epoch before number: a log made anew soon grows past the old one (CUP13, CUP10 to CUP12).
+    -- Epoch before number: a log made anew soon grows past the old one (CUP8).
     if epoch ~= log.epoch then
         return nil, epoch > log.epoch and 'unknown_position' or 'log_replaced'
     end

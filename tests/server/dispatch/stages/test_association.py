@@ -1,4 +1,4 @@
-"""Which session a request belongs to: rules 1 to 3 (ASC1 to ASC3)."""
+"""Which session a request belongs to: rules 1 to 3 (ASC1, ASC2, SES3)."""
 
 import pytest
 
@@ -137,7 +137,7 @@ async def test_malformed_session_metadata_is_invalid_params(
 async def test_a_string_that_cannot_be_a_session_id_names_an_unknown_session(
     odd: str, client: RawClient
 ) -> None:
-    """SES6: whatever a caller sends is looked up, never adopted; the answer repeats it."""
+    """SES4: whatever a caller sends is looked up, never adopted; the answer repeats it."""
     error = await client.error("tools/call", call_params("echo", {}, in_session(odd)))
 
     assert (error["code"], error["data"]) == (-32043, {"sessionId": odd})
@@ -145,7 +145,7 @@ async def test_a_string_that_cannot_be_a_session_id_names_an_unknown_session(
 
 @pytest.mark.parametrize("method", ["session/start", "initialize"])
 async def test_a_callers_id_is_never_adopted(method: str, w: World) -> None:
-    """SES6: neither by ``session/start`` nor as ``Mcp-Session-Id``."""
+    """SES4: neither by ``session/start`` nor as ``Mcp-Session-Id``."""
     if method == "session/start":
         client = await w.connected()
         started = await client.result(method, {"sessionId": UNKNOWN_ID, "id": UNKNOWN_ID})
@@ -160,7 +160,7 @@ async def test_a_callers_id_is_never_adopted(method: str, w: World) -> None:
 
 
 async def test_ids_are_long_visible_and_all_different(client: RawClient) -> None:
-    """EVT8, SES6: "0x21–0x7E, at least 256 bits"."""
+    """EVT8, SES4: "0x21–0x7E, at least 256 bits"."""
     ids = {(await client.start())["sessionId"] for _ in range(20)} | {client.session_id}
 
     assert len(ids) == 21

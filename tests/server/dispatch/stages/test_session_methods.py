@@ -52,7 +52,7 @@ async def test_start_takes_no_params_or_any(client: RawClient) -> None:
 
 
 async def test_the_head_of_start_is_a_position_before_the_first_event(w: World) -> None:
-    """STA4: "a drop before the first event loses nothing"."""
+    """STA3: "a drop before the first event loses nothing"."""
     started = await w.client().start()
     await update(w, started["sessionId"], "a:1", "a:2")
     client = await w.connected()
@@ -141,7 +141,7 @@ async def test_resume_from_the_middle_replays_what_follows(w: World) -> None:
 async def test_a_bad_position_is_no_error_and_replays_nothing(
     w: World, position: str | None, reason: str
 ) -> None:
-    """CUP13, CUP10, CUP6, CUP7: "nothing up to head is sent, head is the new position. Never a
+    """CUP8, CUP5: "nothing up to head is sent, head is the new position. Never a
     partial replay, never an error for a bad position". What is a position: `tests/test_ids.py`.
     """
     started = await w.client().start()
@@ -172,7 +172,7 @@ async def test_a_bad_position_is_no_error_and_replays_nothing(
 async def test_what_the_window_lost_is_not_replayed_in_part(
     limits: dict[str, Any], reason: str
 ) -> None:
-    """CUP6, CUP7, ATT7: one missing event is enough. The window has bounds in events, bytes and
+    """CUP5, ATT7: one missing event is enough. The window has bounds in events, bytes and
     age; lost to time and lost to space are two reasons.
     """
     async with world(**limits) as w:
