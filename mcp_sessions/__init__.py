@@ -22,7 +22,9 @@ wait for it.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+
+# To import `typing` takes longer than all else here, and Ctrl+C may come meanwhile.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from mcp_sessions.client.jar import FileJar, OpenCall, OpenTask

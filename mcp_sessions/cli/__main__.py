@@ -1,7 +1,20 @@
-"""Run ``python -m mcp_sessions.cli``: the command, if its script is not on PATH."""
+"""Run the command: ``mcp-sessions``, or ``python -m mcp_sessions.cli`` if it is not on PATH.
+
+Ctrl+C may come during the first imports, too.
+"""
 
 import sys
 
-from mcp_sessions.cli.main import main
 
-sys.exit(main())
+def run() -> int:
+    try:
+        from mcp_sessions.cli.main import main
+
+        return main()
+    except KeyboardInterrupt:
+        print("mcp-sessions: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit, urlunsplit
 
 from mcp_sessions.cli.logs import FORMATS, LEVELS, complain
+from mcp_sessions.cli.output import out
 from mcp_sessions.core.proxies import Proxies
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy, limit_of
@@ -132,6 +133,10 @@ class OneLineParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(
                 action, f"must be one of {', '.join(known)}, not {value!r}{hint}"
             )
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # argparse ignores that it cannot be written. Errors do not come here.
+        out(message, end="")
 
     def error(self, message: str) -> NoReturn:
         complain(self.prog, f"{message} (see {self.prog} --help)")

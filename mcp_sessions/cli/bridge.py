@@ -40,6 +40,9 @@ async def _bridge(options: argparse.Namespace) -> int:
         0, or `UNANSWERED`. In that case the reason was written to stderr.
     """
     with setting_aside():
+        import asyncio
+        import signal
+
         import anyio.to_thread
 
         from mcp_sessions.cli.bridging import HostPipe
@@ -59,6 +62,7 @@ async def _bridge(options: argparse.Namespace) -> int:
         pipe = HostPipe(
             wire_in, wire_out, max_message=options.max_message, last_wait=options.last_wait
         )
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, pipe.close)
         await pipe.run(dialers, policy, slot)
     if pipe.unanswered:
         number, names = len(pipe.unanswered), ", ".join(sorted(set(pipe.unanswered)))

@@ -117,6 +117,10 @@ class HostPipe:
                         await client.close()
                     tasks.cancel_scope.cancel()
 
+    def close(self) -> None:
+        """End the pipe, as the host does when it takes nothing any more."""
+        self._closed.set()
+
     async def _serve(self, client: ResumingClient) -> None:
         send, receive = anyio.create_memory_object_stream[Json](_WAITING)
         async with anyio.create_task_group() as passing:

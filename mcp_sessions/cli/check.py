@@ -22,6 +22,7 @@ from mcp_sessions.assembly import Assembly
 from mcp_sessions.authentication.fetching import FetchFailed
 from mcp_sessions.cli.access import access_given, access_of
 from mcp_sessions.cli.arguments import USAGE_ERROR, one_line, shown
+from mcp_sessions.cli.output import out
 from mcp_sessions.cli.telemetry import described
 from mcp_sessions.core.life import idle_time
 from mcp_sessions.core.messages import members_of
@@ -80,11 +81,11 @@ class Report:
         self.problems = 0
 
     def say(self, name: str, text: str) -> None:
-        print(f"{name:<{_WIDTH}}{text}", flush=True)
+        out(f"{name:<{_WIDTH}}{text}")
 
     def wrong(self, name: str, text: object) -> None:
         self.problems += 1
-        print(f"{name:<{_WIDTH}}WRONG: {one_line(text)}", flush=True)
+        out(f"{name:<{_WIDTH}}WRONG: {one_line(text)}")
 
 
 def check(options: argparse.Namespace, steps: StartSteps) -> int:
@@ -211,12 +212,12 @@ async def _reach_all(
     try:
         for each, trying in zip(served, tries, strict=True):
             if len(served) > 1:
-                print()
+                out("")
                 report.say("path", each.path)
             await _say_store(report, options, each)
             total += _say_started(report, each, await trying)
         if len(served) > 1 and total:
-            print()
+            out("")
             report.say("memory", f"for the processes of all servers: {_size(total)}")
     finally:
         for trying in tries:

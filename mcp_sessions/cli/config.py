@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mcp_sessions.cli.arguments import OneLineParser
+from mcp_sessions.cli.output import out
 from mcp_sessions.core.addresses import HTTP, wrong_address
 from mcp_sessions.errors import ConfigurationError
 
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     host = HOSTS[options.host]
     print(f"put this into {host.file.replace('NAME', options.name)}:", file=sys.stderr)
     is_bridged = options.bridge or host.http is None
-    print(written(host, options.name, options.url, is_bridged=is_bridged))
+    out(written(host, options.name, options.url, is_bridged=is_bridged))
     return 0
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from mcp_sessions.cli import arguments as types
+from mcp_sessions.cli import output
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.unopened import reason_of
 
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
             f"the runner needs {error.name}: pip install mcp-sessions-conformance"
         ) from error
     if options.list:
-        print(entry.listing())
+        output.out(entry.listing())
         return 0
     out = Path(options.json) if options.json else None
     is_new = out is not None and not out.exists()
@@ -119,7 +120,7 @@ def _show(text: str) -> None:
     server.
     """
     encoding = sys.stdout.encoding
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    output.out(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _write(out: Path, text: str, mode: Literal["a", "w"] = "w") -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mcp_sessions.cli.arguments import OneLineParser
+from mcp_sessions.cli.output import out
 from mcp_sessions.security import KEYS_VARIABLE, mint_key
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print a key, alone on a line of stdout, so that a shell can capture it."""
     make_parser().parse_args(arguments)
-    print(mint_key())
+    out(mint_key())
     return 0
 
 

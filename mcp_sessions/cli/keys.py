@@ -19,6 +19,7 @@ from mcp_sessions.authentication import key_file
 from mcp_sessions.authentication.key_file import ApiKey
 from mcp_sessions.cli.arguments import LEGEND, OneLineParser, Options, seconds
 from mcp_sessions.cli.option_variables import variable_of
+from mcp_sessions.cli.output import OutputFailed, out
 from mcp_sessions.errors import ConfigurationError
 
 _VARIABLE = variable_of("--api-keys")
@@ -60,7 +61,12 @@ def _add(path: str, options: argparse.Namespace) -> None:
         return [*keys, entry]
 
     key_file.change(path, added)
-    print(key, flush=True)
+    try:
+        out(key)
+    except OutputFailed:
+        # Nobody has seen it.
+        key_file.change(path, lambda keys: [each for each in keys if each.id != entry.id])
+        raise
     same = sum(each.name == entry.name for each in key_file.read(path, by_command=True)[0].values())
     if same > 1:
         _say(f"{entry.name} has {same} keys now; they own the same sessions")
@@ -79,7 +85,7 @@ def _list(path: str) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        print("  ".join([*cells, row[4]]))
+        out("  ".join([*cells, row[4]]))
 
 
 def _revoke(path: str, options: argparse.Namespace) -> None:
@@ -97,7 +103,7 @@ def _revoke(path: str, options: argparse.Namespace) -> None:
 
     key_file.change(path, left)
     for key in revoked:
-        print(f"{key.id} {key.name} revoked")
+        out(f"{key.id} {key.name} revoked")
 
 
 def _day(at: int) -> str:

@@ -4,8 +4,10 @@ Rules, owned by ``tests/cli/test_main.py``:
 
 1. An error of the user is one line on stderr, and exit status 2. An unavailable store is one line
    too, and exit status 1: the same command may work later.
-2. If the reader of stdout leaves, as ``head`` does, the command ends without a word.
-3. Ctrl+C is one line, and exit status 130. A server that stopped in order says so itself.
+2. If the reader of stdout leaves, as ``head`` does, the command ends without a word. Another
+   failure of stdout, such as a full disk, is one line on stderr, and exit status 1.
+3. Ctrl+C is one line, and exit status 130. SIGTERM is one line, and exit status 143. A server that
+   stopped in order says so itself.
 4. A command's file is imported only when that command runs: the help must not wait for the MCP SDK.
 
 ``--print-completion SHELL`` prints what a shell needs to complete commands and options.
@@ -15,21 +17,25 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
+from types import FrameType
 from typing import Any, NoReturn
 
 from mcp_sessions import __version__
 from mcp_sessions.cli.arguments import INTERRUPTED, USAGE_ERROR, OneLineParser, one_line
 from mcp_sessions.cli.logs import complain
+from mcp_sessions.cli.output import READER_LEFT, OutputFailed, flush, give_up_output, out
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 
 STORE_AWAY = 1
+OUTPUT_FAILED = 1
 
-READER_LEFT = 141
-"""Exit status that shells give to a program that SIGPIPE ended. Python ignores that signal."""
+TERMINATED = 143
+"""Exit status that shells give to a program that SIGTERM ended."""
 
 # Each is a module of this package.
 COMMANDS = {
@@ -59,15 +65,13 @@ def main(command_line: Sequence[str] | None = None) -> int:
         try:
             return _main(command_line)
         finally:
-            if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison]
-                # What waits in the buffer is written here, where a failure can be caught.
-                sys.stdout.flush()
-    except BrokenPipeError:
-        if not _reader_left():
-            raise
-        # Python flushes once more when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return READER_LEFT
+            flush()
+    except OutputFailed as failed:
+        give_up_output()
+        if failed.reader_left:
+            return READER_LEFT
+        complain("mcp-sessions", str(failed))
+        return OUTPUT_FAILED
 
 
 def _main(command_line: Sequence[str] | None) -> int:
@@ -82,9 +86,11 @@ def _main(command_line: Sequence[str] | None) -> int:
     except ConfigurationError as error:
         parser.error(str(error))
     arguments = [*chosen.arguments, *given[own:]]
+    terminated: list[int] = []
     try:
-        command = import_module(f"mcp_sessions.cli.{chosen.command}")
-        return command.main(arguments)
+        with nullcontext() if chosen.command == "serve" else _interrupting(terminated):
+            command = import_module(f"mcp_sessions.cli.{chosen.command}")
+            return command.main(arguments)
     except ConfigurationError as error:
         complain(f"mcp-sessions {chosen.command}", one_line(error))
         return USAGE_ERROR
@@ -92,8 +98,30 @@ def _main(command_line: Sequence[str] | None) -> int:
         complain(f"mcp-sessions {chosen.command}", one_line(error))
         return STORE_AWAY
     except KeyboardInterrupt:
-        complain(f"mcp-sessions {chosen.command}", "interrupted")
-        return INTERRUPTED
+        why, status = ("terminated", TERMINATED) if terminated else ("interrupted", INTERRUPTED)
+        complain(f"mcp-sessions {chosen.command}", why)
+        return status
+
+
+@contextmanager
+def _interrupting(terminated: list[int]) -> Generator[None]:
+    """Let SIGTERM do what Ctrl+C does, so that a command cleans up.
+
+    Args:
+        terminated: Gets the number of the signal.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        terminated.append(number)
+        known = signal.getsignal(signal.SIGINT)
+        # A background job of a shell ignores SIGINT.
+        (known if callable(known) else signal.default_int_handler)(number, frame)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -119,13 +147,6 @@ def _parser() -> argparse.ArgumentParser:
     # Not argparse's sub-parsers: they would need the options, and the file, of every command here.
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
-
-
-def _reader_left() -> bool:
-    """Whether nobody reads standard output any more."""
-    watched = select.poll()
-    watched.register(1, 0)
-    return any(event & select.POLLERR for _, event in watched.poll(0))
 
 
 def _fill_standard_files() -> None:
@@ -158,7 +179,7 @@ class PrintCompletion(argparse.Action):
         Raises:
             ConfigurationError: Its library is not installed.
         """
-        print(_completion(str(values), self.const))
+        out(_completion(str(values), self.const))
         parser.exit()
 
 

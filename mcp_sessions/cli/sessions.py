@@ -26,6 +26,7 @@ from typing import Any, cast
 
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli.option_variables import Setting, setting_of, variables_named
+from mcp_sessions.cli.output import out
 from mcp_sessions.cli.tables import print_table
 from mcp_sessions.core.ends import MOST_ENDS, REMEMBERED_FOR, SessionEnd, duration
 from mcp_sessions.core.life import has_come
@@ -135,14 +136,14 @@ async def _run(options: argparse.Namespace) -> int:
                 else:
                     row = _details(record, view)
                 if options.json:
-                    print(_json(row))
+                    out(_json(row))
                 else:
                     print_table([[name, _cell(name, row[name])] for name in row], wraps=[1])
             case "end":
                 for record in [_named(name, live) for name in options.sessions]:
                     was_there = await operator_store.end(record.session_id)
                     name = digest(record.session_id)
-                    print(f"{name} ended" if was_there else f"{name} had ended before")
+                    out(f"{name} ended" if was_there else f"{name} had ended before")
             case _:
                 raise AssertionError("argparse accepts these three only")
     finally:
@@ -311,7 +312,7 @@ def _moment(seconds: float) -> str | None:
 def _print_list(chosen: Sequence[SessionRecord], view: View) -> None:
     rows = [_row(record, view) for record in chosen]
     if view.options.json or view.options.format == "json":
-        print(_json(rows))
+        out(_json(rows))
         return
     heads = ["SESSION", "MODE", "TRANSPORT", "CLIENT", "PRINCIPAL", "AGE", "IDLE", "EXPIRES"]
     lines = [
@@ -351,7 +352,7 @@ def _print_ends(ends: Sequence[SessionEnd], view: View) -> None:
     mode = view.options.mode
     chosen = [end for end in ends if mode in (None, end.mode.value if end.mode else None)]
     if view.options.json or view.options.format == "json":
-        print(_json([_end_row(end) for end in chosen]))
+        out(_json([_end_row(end) for end in chosen]))
         return
     lines = [["SESSION", "MODE", "ENDED", "AGE", "WHY"]]
     for end in chosen:

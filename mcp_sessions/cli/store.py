@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli.arguments import redacted
+from mcp_sessions.cli.output import out
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.stores import dumps
 from mcp_sessions.stores.dumps import Moved
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
             raise AssertionError("argparse accepts these only")
     for fault in found.faults:
         print(fault, file=sys.stderr)
-    print(text)
+    out(text)
     return FAULTS if found.faults else 0
 
 

@@ -7,6 +7,8 @@ import sys
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
+from mcp_sessions.cli.output import out
+
 _GAP = "  "
 _NARROWEST = 9
 """Characters of a column that wraps, at least."""
@@ -23,8 +25,7 @@ def print_table(
     """
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     lines, left_out = fitted(rows, room, wraps, least)
-    for line in lines:
-        print(line)
+    out("\n".join(lines))
     return left_out
 
 

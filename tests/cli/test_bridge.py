@@ -240,6 +240,32 @@ def test_a_question_that_nobody_can_answer_any_more_is_refused() -> None:
     assert done.returncode == 0
 
 
+def test_it_ends_in_order_at_a_sigterm() -> None:
+    with serving() as (_, _, server):
+        host = subprocess.Popen(
+            [*COMMAND, server.url()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert host.stdin is not None and host.stdout is not None and host.stderr is not None
+        try:
+            host.stdin.write(lines_of(opening()[0]))
+            host.stdin.flush()
+            answer = json.loads(host.stdout.readline())
+            host.terminate()
+            status = host.wait(50)
+        finally:
+            host.kill()
+            host.wait()
+            rest = host.stdout.read() + host.stderr.read()
+            for each in (host.stdin, host.stdout, host.stderr):
+                each.close()
+
+    assert (answer["id"], status, rest) == (0, 0, "")
+
+
 def test_it_ends_when_nobody_reads_what_it_writes() -> None:
     """A host that is gone keeps no bridge, also while a call runs."""
     with serving() as (_, _, server):

@@ -1,7 +1,9 @@
 """The command line up to the point where a server would start."""
 
+import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from mcp_sessions import __version__
+from mcp_sessions.cli.__main__ import run
 from mcp_sessions.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
 
 
 def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str, str, str]:
@@ -220,3 +225,65 @@ def test_an_interrupt_is_one_line(
 
     assert main([command]) == 130
     assert capsys.readouterr() == ("", f"mcp-sessions {command}: interrupted\n")
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["in front", "a background job"])
+def test_a_sigterm_lets_the_command_clean_up(
+    ignored: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell's background job ignores SIGINT. The system may end a copy of a store at any time."""
+    done: list[str] = []
+
+    async def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.wait_for(asyncio.Event().wait(), 50)
+        finally:
+            done.append("cleaned up")
+
+    def copy(arguments: list[str]) -> None:
+        asyncio.run(work())
+
+    monkeypatch.setattr("mcp_sessions.cli.store.main", copy)
+    kept = signal.getsignal(signal.SIGTERM)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+    try:
+        status = main(["store"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert (status, done) == (143, ["cleaned up"])
+    assert capsys.readouterr() == ("", "mcp-sessions store: terminated\n")
+    assert signal.getsignal(signal.SIGTERM) is kept
+
+
+class Interrupting:
+    """Finds the module of the commands, and is interrupted."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "mcp_sessions.cli.main":
+            raise KeyboardInterrupt
+
+
+def test_an_interrupt_during_the_first_imports_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "mcp_sessions.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+
+    assert run() == 130
+    assert capsys.readouterr() == ("", "mcp-sessions: interrupted\n")
+
+
+def test_nothing_that_takes_long_is_imported_before_an_interrupt_is_one_line() -> None:
+    code = "import sys; import mcp_sessions.cli.__main__; print(*sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+    )
+
+    assert not {"argparse", "logging", "typing", "dataclasses"} & set(found.stdout.split())

@@ -132,7 +132,7 @@ def test_the_wheel_has_the_version_the_licence_and_the_command(wheel: zipfile.Zi
     assert "\nLicense-Expression: MIT\n" in metadata
     assert f"{info}/licenses/LICENSE" in wheel.namelist()
     commands = wheel.read(f"{info}/entry_points.txt").decode()
-    assert "mcp-sessions = mcp_sessions.cli.main:main" in commands
+    assert "mcp-sessions = mcp_sessions.cli.__main__:run" in commands
 
 
 def test_the_source_distribution_leaves_out_caches_and_environments(tmp_path: Path) -> None:
