@@ -7,7 +7,7 @@ that to the connections of this process.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -134,7 +134,7 @@ class Attachments:
                     connection is None or previous.connection_id != connection.id
                 ):
                     lost = _lost(session_id, previous, Detached.TAKEN_OVER, newer, instance)
-                    await self._displace_surely(lost)
+                    await self._surely(lost, self._displace(lost))
                 refusal = attached.refusal.value if attached.refusal is not None else None
                 metrics.attached(newer or "none", len(attached.replay), refusal)
             if connection is not None and session_id in self._questions.by_session:
@@ -237,9 +237,13 @@ class Attachments:
         stays = await self.check_attached(session_id, connection, waits=False)
         return (events, refusal) if stays else ((), None)
 
-    async def _displace_surely(self, lost: Displaced) -> None:
+    async def displaced_at_replica(self, lost: Displaced, connection: ClientConnection) -> None:
+        """Another process displaced a connection of this one, as it says."""
+        await self._surely(lost, self.check_attached(lost.session_id, connection, notice=lost))
+
+    async def _surely(self, lost: Displaced, displacing: Awaitable[object]) -> None:
         try:
-            await self._displace(lost)
+            await displacing
         except StoreUnavailable as failed:
             logger.warning(
                 "the connection that lost a session in a takeover is notified later: %s", failed
@@ -366,7 +370,8 @@ class Attachments:
                 self._notify_later(_lost(session_id, had, reason))
             raise
         if attached is not None and attached.previous is not None:
-            await self._displace_surely(_lost(session_id, attached.previous, reason))
+            lost = _lost(session_id, attached.previous, reason)
+            await self._surely(lost, self._displace(lost))
 
     async def _displace(self, lost: Displaced) -> None:
         session_id, connection_id = lost.session_id, lost.connection_id

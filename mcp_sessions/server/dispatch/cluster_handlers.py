@@ -201,7 +201,7 @@ class ClusterHandlers:
     async def _displaced(self, message: Displaced) -> None:
         connection = self._connections.local(message.connection_id)
         if connection is not None:
-            await self._attachments.check_attached(message.session_id, connection, notice=message)
+            await self._attachments.displaced_at_replica(message, connection)
 
     def _withdrawn(self, message: Withdrawn) -> Work | None:
         connection = self._stored(message.connection_id)
