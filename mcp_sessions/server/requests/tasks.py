@@ -436,7 +436,7 @@ class Tasks:
 
     async def check_runners(self) -> None:
         """Fail the tasks of a process that is gone, also those that nobody asks for."""
-        gone = [each for each in self._runners if not await self.bus.is_alive(each)]
+        gone = [each for each in list(self._runners) if not await self.bus.is_alive(each)]
         if gone:
             await self._look_at_all()
             self._runners.difference_update(gone)
