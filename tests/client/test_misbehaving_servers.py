@@ -637,6 +637,45 @@ async def test_a_malformed_line_on_a_stream_costs_the_application_nothing(line: 
         assert await call(client) == "s-1"
 
 
+REFUSED: dict[str, Any] = {"code": -32600, "message": "refused"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"jsonrpc": "2.0", "id": None, "error": REFUSED},
+        {"jsonrpc": "2.0", "id": "server-error", "error": REFUSED},
+        {"jsonrpc": "2.0", "id": 4711, "error": REFUSED},
+    ],
+    ids=["null", "text", "number"],
+)
+@pytest.mark.parametrize("code", [200, 301], ids=str)
+async def test_an_error_in_the_response_of_a_call_is_its_own_whatever_id_it_has(
+    code: int, body: dict[str, Any]
+) -> None:
+    script: dict[str, Entry] = {"tools/call": lambda exchange: exchange.json(body, code)}
+    async with facing(script) as (_, client, __):
+        with pytest.raises(MCPError, match="refused"):
+            await call(client)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"jsonrpc": "2.0", "method": "notifications/x"},
+        {"jsonrpc": "2.0", "id": 1, "method": "ping"},
+    ],
+    ids=["notification", "question"],
+)
+async def test_a_response_that_is_a_message_and_no_answer_fails_its_call(
+    body: dict[str, Any],
+) -> None:
+    script: dict[str, Entry] = {"tools/call": lambda exchange: exchange.json(body)}
+    async with facing(script) as (_, client, __):
+        with pytest.raises(MCPError, match="no answer"):
+            await call(client)
+
+
 async def test_a_connection_whose_id_cannot_be_sent_is_refused_with_a_reason() -> None:
     def initialize(exchange: Exchange) -> None:
         agreed = {

@@ -140,10 +140,13 @@ class HttpLink:
             try:
                 said: Json = decode(body)
                 parse(said)
+                if "method" in said:
+                    raise Malformed("it is no answer")
             except (ValueError, Malformed) as error:
                 text = f"{self.name}: Failed to parse JSON response: {error}"
                 raise Failed(refusal(200, PARSE_ERROR, text)) from None
-            await self._emit(Received(said))
+            # As on a stream: what answers in this response answers this request.
+            await self._emit(Received({**said, "id": request_id}))
 
         exchange = Exchange(
             opens=partial(self._opened, message, headers),
