@@ -18,7 +18,7 @@ class _Kind:
 
 
 class Seldom(logging.Filter):
-    """Bound the lines of each kind that a client can cause, so that a flood does not fill the log.
+    """Bound the lines of each kind that a peer can cause, so that a flood does not fill the log.
 
     A kind is one text of the source. The next line that is logged says how many were left out.
     """

@@ -1,4 +1,4 @@
-"""Lines that a client can cause are bounded, and counted."""
+"""Lines that a peer can cause are bounded, and counted."""
 
 import logging
 from importlib import import_module
@@ -48,13 +48,17 @@ def test_a_clock_that_was_set_back_hides_nothing_for_long() -> None:
         "mcp_sessions_transports.origin",
         "mcp_sessions_transports.websocket.authorizer",
         "mcp_sessions_transports.websocket.websocket_server",
+        "mcp.client.sse",
+        "mcp.client.stdio",
+        "mcp_sessions.client.messages",
+        "mcp_sessions_transports.stdio.stdio_client",
     ],
 )
-def test_what_answers_a_wrong_request_is_bounded(
+def test_what_is_said_of_a_wrong_message_is_bounded(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import_module("mcp_sessions.serve.endpoint")
-    import_module("mcp_sessions.serve.uvicorn_server")
+    for module in ("acp.servers", "client_transport", "serve.endpoint", "serve.uvicorn_server"):
+        import_module(f"mcp_sessions.{module}")
     for number in range(100):
         logging.getLogger(name).warning("a test refused %d", number)
     assert len(caplog.messages) == MOST

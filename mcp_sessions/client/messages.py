@@ -42,8 +42,10 @@ from mcp_sessions.errors import (
     STORE_UNAVAILABLE,
     InvalidReason,
 )
+from mcp_sessions.seldom import Seldom
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 # --- what the client adds to the application's, and takes out of the server's ------------------
 

@@ -19,8 +19,12 @@ from mcp_types import jsonrpc_message_adapter
 from mcp_sessions.client.dialer import Down, Failed, Failure, LinkSettings, Received, Sink
 from mcp_sessions.core.messages import Json, RequestId
 from mcp_sessions.core.resume import FailureCause
+from mcp_sessions.seldom import Seldom
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
+# A program may print any number of lines that are no message. The SDK logs a traceback for each.
+logging.getLogger("mcp.client.stdio").addFilter(Seldom())
 
 
 def is_stdio(server: object) -> bool:
