@@ -255,7 +255,7 @@ a-detached-session-is-served: detached-is-displaced
 a-resume-that-attaches-nowhere-displaces: serves-displaced
 a-lost-position-detaches: silent-eviction
 after-a-lost-position-the-stream-continues: sends-what-waited
-what-waited-too-long-is-a-lost-position: silent-eviction
+what-waited-too-long-is-a-lost-position: serves-displaced
 a-cancelled-key-does-not-run-again: cancelled-runs-again
 a-cancelled-listen-is-answered: cancelled-listen-is-silent
 a-listen-that-is-replaced-is-answered: old-listen-continues

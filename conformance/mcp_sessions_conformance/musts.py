@@ -19,10 +19,11 @@ class Musts:
     one was played."""
 
     failed: list[str]
-    """A vector that is about it failed."""
+    """A step that checks it failed."""
 
     not_played: list[str]
-    """None of the vectors that catch its violations was played."""
+    """None of the vectors that catch its violations was played, or one failed for another
+    clause."""
 
     @property
     def total(self) -> int:
@@ -34,7 +35,8 @@ def musts_of(run: Run) -> Musts:
     for proof in proofs():
         catching.setdefault(proof.clause, set()).add(proof.vector)
     played = {outcome.vector.id for outcome in run.outcomes}
-    wrong = _clauses(o.vector for o in run.outcomes if o.verdict == "failure")
+    wrong = {c for o in run.outcomes if o.verdict == "failure" for c in o.clauses}
+    broken = {o.vector.id for o in run.outcomes if o.verdict == "failure"}
     left_out = [entry.vector for entry in (*run.not_selected, *run.not_played)]
     about = _clauses([*(o.vector for o in run.outcomes), *left_out])
     found = Musts([], [], [])
@@ -43,7 +45,7 @@ def musts_of(run: Run) -> Musts:
             continue
         if clause in wrong:
             found.failed.append(clause)
-        elif vectors & played:
+        elif vectors & played and not vectors & broken:
             found.proven.append(clause)
         else:
             found.not_played.append(clause)

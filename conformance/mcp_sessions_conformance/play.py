@@ -39,6 +39,8 @@ VERBS: Mapping[str, Callable[[Scene, Json], Awaitable[None]]] = {
 class Player:
     def __init__(self, vector: Vector, here: Way, *, other: Way | None, limits: Limits) -> None:
         self.scene = Scene(vector, here, other=other, limits=limits)
+        self.step: Json = vector.steps[0]
+        """The one that is played, or was last."""
 
     @property
     def transcript(self) -> Transcript:
@@ -48,6 +50,7 @@ class Player:
         for number, step in enumerate(self.scene.vector.steps, start=1):
             if not self._applies(step):
                 continue
+            self.step = step
             try:
                 await VERBS[step["step"]](self.scene, step)
                 self._look_for_problems()

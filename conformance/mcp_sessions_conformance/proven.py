@@ -269,7 +269,7 @@ HTL4: forgets-on-drop by last-event-id-continues-the-stream
 HTL4: in-every-stream by a-stream-yields-only-its-own
 TKO1: everyone-receives by a-session-that-leaves-takes-its-entries
 TKO1: ends-nothing by an-ended-session-takes-its-entries
-HTL3: silent-eviction by what-waited-too-long-is-a-lost-position
+HTL3: serves-displaced by what-waited-too-long-is-a-lost-position
 HTL7: replays-on-get by a-get-without-position-detaches
 HTL8: one-get-only by a-newer-get-ends-the-older
 HTL9: no-list-changes by a-lost-position-says-what-to-read

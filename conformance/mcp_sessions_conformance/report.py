@@ -23,26 +23,28 @@ def as_text(run: Run) -> str:
 
 
 def _finding(outcome: Outcome) -> str:
-    return _found(outcome.vector, outcome.way, outcome.verdict, outcome.sentence, outcome.wire)
+    head, *rest = _found(
+        outcome.vector, outcome.way, outcome.verdict, outcome.sentence, outcome.wire
+    )
+    broken = [f"  broken  {', '.join(outcome.clauses)}"] if outcome.clauses else []
+    return "\n".join([head, *broken, *rest])
 
 
 def _found(
     rule: Vector | Duty, where: str, verdict: str, sentence: str, wire: tuple[str, ...]
-) -> str:
+) -> list[str]:
     head = "FAILED" if verdict == "failure" else "warning"
     lines = list(wire)
     if len(lines) > WIRE_LINES:
         lines = [*lines[: WIRE_LINES // 2], "        …", *lines[-WIRE_LINES // 2 :]]
-    return "\n".join(
-        [
-            f"{head}  {rule.id}  ({where})",
-            f"  rule    {rule.keyword} {', '.join(rule.clauses)}: {rule.description}",
-            f"  effect  {rule.effect}",
-            f"  found   {sentence}",
-            *(["  wire"] if lines else []),
-            *(f"    {line}" for line in lines),
-        ]
-    )
+    return [
+        f"{head}  {rule.id}  ({where})",
+        f"  rule    {rule.keyword} {', '.join(rule.clauses)}: {rule.description}",
+        f"  effect  {rule.effect}",
+        f"  found   {sentence}",
+        *(["  wire"] if lines else []),
+        *(f"    {line}" for line in lines),
+    ]
 
 
 def _summary(run: Run) -> str:
@@ -116,6 +118,7 @@ def as_json(run: Run) -> dict[str, Any]:
                 "vector": outcome.vector.id,
                 "suite": outcome.vector.suite,
                 "clauses": list(outcome.vector.clauses),
+                "broken": list(outcome.clauses),
                 "keyword": outcome.vector.keyword,
                 "way": outcome.way,
                 "verdict": outcome.verdict,
@@ -148,7 +151,8 @@ def client_as_text(run: ClientRun) -> str:
 
 
 def _duty_finding(outcome: DutyOutcome) -> str:
-    return _found(outcome.duty, "client", outcome.verdict, outcome.sentence, outcome.wire)
+    duty = outcome.duty
+    return "\n".join(_found(duty, "client", outcome.verdict, outcome.sentence, outcome.wire))
 
 
 def client_as_json(run: ClientRun) -> dict[str, Any]:

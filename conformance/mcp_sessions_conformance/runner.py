@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mcp_sessions_conformance.blame import blamed
 from mcp_sessions_conformance.loader import OPTIONAL, Vector
 from mcp_sessions_conformance.offered import ASKS, Offered, offered_in
 from mcp_sessions_conformance.peer import Era, Failure, Limits, Transport
@@ -41,6 +42,9 @@ class Outcome:
     seconds: float = 0.0
     wire: tuple[str, ...] = ()
     """The messages on the wire; kept if a fault was found."""
+
+    clauses: tuple[str, ...] = ()
+    """What the step that failed checks."""
 
     in_vain: bool = False
     """It failed, and either nothing came at all or the whole time for an answer went by."""
@@ -345,7 +349,8 @@ async def play_one(
         return Outcome(vector, name, "passed", seconds=seconds)
     in_vain = not has_responded or took >= limits.wait
     lines = tuple(player.transcript.lines)
-    return Outcome(vector, name, vector.severity, sentence, seconds, lines, in_vain)
+    clauses = tuple(blamed(player.step, vector.steps, vector.clauses))
+    return Outcome(vector, name, vector.severity, sentence, seconds, lines, clauses, in_vain)
 
 
 async def _played(player: Player, here: RunningWay) -> None:

@@ -74,7 +74,7 @@ def test_a_run_says_which_musts_it_has_proven(vectors: list[Vector]) -> None:
     known = {vector.id: vector for vector in vectors}
     run = Run([])
     run.outcomes.append(Outcome(known["rule-1-the-named-session"], "here", "passed"))
-    run.outcomes.append(Outcome(known["start-attaches"], "here", "failure"))
+    run.outcomes.append(Outcome(known["start-attaches"], "here", "failure", clauses=("ATT2",)))
     run.not_selected.append(LeftOut(known["a-binary-frame-closes-1003"], "here", "elsewhere"))
     musts = musts_of(run)
     assert (musts.proven, musts.failed) == (["ASC1"], ["ATT2"])
