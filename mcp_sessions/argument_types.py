@@ -4,7 +4,8 @@ Python itself fails deep inside, or at the first request. Rules, owned by
 ``tests/core/test_argument_types.py``:
 
 1. A wrong type is one line. It names the argument and what is wanted. The value may be a secret, so
-   it is shown only where one of a few texts is wanted.
+   it is shown only where one of a few texts is wanted. A name that is nearly an argument gets a
+   hint.
 2. What an annotation does not say at run time is not checked.
 """
 
@@ -19,9 +20,11 @@ from functools import cache, wraps
 from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
 
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.hints import did_you_mean
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
+_Made = TypeVar("_Made")
 
 _SHOWN: Final = 40
 """Characters of a text that is none of a few."""
@@ -59,7 +62,8 @@ def checked(
             try:
                 given = signature.bind(*args, **options).arguments
             except TypeError:
-                # Python says it best.
+                _refuse_unknown(function.__qualname__, options, signature.parameters)
+                # Python says the rest best.
                 return function(*args, **options)
             for name, kind in kinds().items():
                 if name in given and name not in unchecked:
@@ -71,6 +75,31 @@ def checked(
         return call
 
     return around
+
+
+def hinting(made: type[_Made]) -> type[_Made]:
+    """Let a dataclass name the field that is near to one that it does not have."""
+    kept = made.__init__
+    names = [each.name for each in fields(cast("Any", made))]
+
+    @wraps(kept)
+    def init(self: _Made, *args: Any, **options: Any) -> None:
+        _refuse_unknown(kept.__qualname__, options, names)
+        kept(self, *args, **options)
+
+    made.__init__ = init
+    return made
+
+
+def _refuse_unknown(called: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Say what was meant. Python says only what is unknown.
+
+    Raises:
+        TypeError: A name is nearly one that is known.
+    """
+    for name in {*given}.difference(known):
+        if hint := did_you_mean(name, known):
+            raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def check_fields(made: Any) -> None:

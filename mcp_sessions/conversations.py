@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mcp_sessions.argument_types import check_fields
+from mcp_sessions.argument_types import check_fields, hinting
 from mcp_sessions.core.conversation_keys import KNOWN_HOSTS, Rule
 from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.errors import ConfigurationError
@@ -12,6 +12,7 @@ from mcp_sessions.errors import ConfigurationError
 FindKey = Callable[[Mapping[str, Any], Mapping[str, str]], str | None]
 
 
+@hinting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversations:
     """Gives a request without a session of the protocol the session of its conversation.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, get_args
 
 from mcp_sessions import method_names
-from mcp_sessions.argument_types import check_fields
+from mcp_sessions.argument_types import check_fields, hinting
 from mcp_sessions.errors import ConfigurationError
 
 Eras = Literal["2025", "2026", "both"]
@@ -78,6 +78,7 @@ seconds after it.
 """
 
 
+@hinting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPolicy:
     """The limits that one layer enforces. Durations are in seconds, sizes in bytes.
@@ -313,6 +314,7 @@ class SessionPolicy:
                 raise ConfigurationError(f"{method} cannot be coalesced")
 
 
+@hinting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPolicy:
     """Which calls of tools become tasks, and how long a task is kept. Durations are in seconds.

@@ -3,9 +3,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any, NoReturn
 from urllib.parse import urlsplit, urlunsplit
 
@@ -13,6 +13,7 @@ from mcp_sessions.cli.logs import FORMATS, LEVELS, complain
 from mcp_sessions.cli.output import out
 from mcp_sessions.core.proxies import Proxies
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.hints import did_you_mean
 from mcp_sessions.policy import SessionPolicy, limit_of
 
 _VARIABLE = re.compile(
@@ -47,6 +48,10 @@ You may give an option with * several times."""
 """Notes on how options are written."""
 
 
+class WrongOption(ConfigurationError):
+    """An option that cannot be used. A file that is loaded with it is not to blame."""
+
+
 class Unlisted(str):
     """What an option does that the help leaves out: few need it."""
 
@@ -60,6 +65,57 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     def add_argument(self, action: argparse.Action) -> None:
         if not isinstance(action.help, Unlisted):
             super().add_argument(action)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return _fitted(text, width)
+
+    def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
+        text = super()._format_usage(usage, actions, groups, prefix)
+        return "\n".join(_wrapped(line, self._width, 7) for line in text.split("\n"))
+
+
+_NAMED = re.compile(r" +\S+(?: \S+)*  +")
+"""The beginning of a line that says something about a name."""
+
+_WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")
+
+
+def _fitted(text: str, width: int) -> str:
+    """Return the text with lines that fit. What is said about a name stays in its column."""
+    lines = text.splitlines()
+    if max(map(len, lines), default=0) <= width:
+        return text
+    items: list[tuple[str, int]] = []
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        before, column = items[-1] if items else ("", 0)
+        if before and line and indent == column and not before.endswith(":"):
+            items[-1] = f"{before} {line.strip()}", column
+        else:
+            named = _NAMED.match(line)
+            items.append((line, named.end() if named else indent and indent + 4))
+    return "\n".join(_wrapped(line, width, column) for line, column in items)
+
+
+def _wrapped(line: str, width: int, column: int) -> str:
+    if not line.startswith("  mcp-sessions "):
+        wrapped = textwrap.wrap(
+            line,
+            width,
+            subsequent_indent=" " * column,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        return "\n".join(wrapped)
+    # An example, which a shell takes as it is.
+    first, *words = _WORD.findall(line)
+    found = [f"  {first}"]
+    for word in words:
+        if len(f"{found[-1]} {word} \\") > width:
+            found.append(f"      {word}")
+        else:
+            found[-1] += f" {word}"
+    return " \\\n".join(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +168,12 @@ class OneLineParser(argparse.ArgumentParser):
             self.unrecognized(more)
         return found
 
-    def unrecognized(self, more: Sequence[str]) -> NoReturn:
+    def unrecognized(self, more: Sequence[str], also: Sequence[str] = ()) -> NoReturn:
+        """Refuse arguments.
+
+        Args:
+            also: Options that are known, and that the parser does not have.
+        """
         parsers = [self]
         for action in self._actions:
             commands: Any = action.choices
@@ -123,7 +184,7 @@ class OneLineParser(argparse.ArgumentParser):
             for action in parser.shown_options()
             for option in action.option_strings
         ]
-        hint = did_you_mean(more[0].partition("=")[0], known)
+        hint = did_you_mean(more[0].partition("=")[0], [*known, *also])
         self.error(f"unrecognized arguments: {' '.join(more)}{hint}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -163,13 +224,6 @@ def add_log_options(group: Options, *, level: str) -> None:
         default=level,
     )
     group.add("--log-format FORMAT", "text or json (%(default)s)", choices=FORMATS, default="text")
-
-
-def did_you_mean(text: str, known: Iterable[str]) -> str:
-    """Return a hint for a word that is none of those that are known. Empty: none is near."""
-    names = {each.lower(): each for each in known}
-    near = get_close_matches(text.lower(), names, 1, 0.75)
-    return f"; did you mean {names[near[0]]}?" if near else ""
 
 
 def one_line(error: object) -> str:

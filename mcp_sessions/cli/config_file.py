@@ -16,10 +16,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from mcp_sessions.cli.arguments import did_you_mean, duration, expanded
+from mcp_sessions.cli.arguments import duration, expanded
 from mcp_sessions.core.host_keys import place_of
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.hints import did_you_mean
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.policy import ERAS, Eras, TaskPolicy
 from mcp_sessions.stdio_server import StdioServer

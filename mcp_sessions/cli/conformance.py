@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         import mcp_sessions_conformance.entry as entry
     except ImportError as error:
         raise ConfigurationError(
-            f"the runner needs {error.name}: pip install mcp-sessions-conformance"
+            f"the runner needs {error.name}: in a checkout, run pip install -e conformance"
         ) from error
     if options.list:
         output.out(entry.listing())

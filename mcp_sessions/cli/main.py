@@ -19,6 +19,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
@@ -88,7 +89,7 @@ def _main(command_line: Sequence[str] | None) -> int:
     arguments = [*chosen.arguments, *given[own:]]
     terminated: list[int] = []
     try:
-        with nullcontext() if chosen.command == "serve" else _interrupting(terminated):
+        with _interrupting(terminated) if chosen.command != "serve" else nullcontext():
             command = import_module(f"mcp_sessions.cli.{chosen.command}")
             return command.main(arguments)
     except ConfigurationError as error:
@@ -117,6 +118,10 @@ def _interrupting(terminated: list[int]) -> Generator[None]:
         # A background job of a shell ignores SIGINT.
         (known if callable(known) else signal.default_int_handler)(number, frame)
 
+    if threading.current_thread() is not threading.main_thread():
+        # Signals are for the main thread, which another program has.
+        yield
+        return
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield

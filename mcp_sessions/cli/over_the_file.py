@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from mcp_sessions.access import Access
 from mcp_sessions.cli.access import access_given
+from mcp_sessions.cli.arguments import WrongOption
 from mcp_sessions.conversations import Conversations
+from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.policy import LIMIT_OPTIONS, TaskPolicy
 from mcp_sessions.security import SessionSecurity
@@ -32,6 +35,15 @@ _REPLACED = (
 )
 
 
+@contextmanager
+def _blaming_options() -> Generator[None]:
+    try:
+        yield
+    except ConfigurationError as wrong:
+        raise WrongOption(str(wrong)) from wrong
+
+
+@_blaming_options()
 def options_over(options: argparse.Namespace, said: LayerSettings) -> LayerSettings:
     """Return the settings of a layer with what the options replace.
 
@@ -39,7 +51,7 @@ def options_over(options: argparse.Namespace, said: LayerSettings) -> LayerSetti
         said: What the code says, or what holds without options.
 
     Raises:
-        ConfigurationError: An option cannot be used.
+        WrongOption: An option cannot be used.
     """
     changes: dict[str, Any] = {}
     if options.store is not None:
@@ -71,7 +83,7 @@ def options_over(options: argparse.Namespace, said: LayerSettings) -> LayerSetti
     access = access_given(options)
     if access.asks_by is not None:
         # Not before the code ran: FastMCP's providers change logging, and load the SDK.
-        changes["authentication"] = lambda: access.authenticating()("")
+        changes["authentication"] = _blaming_options()(lambda: access.authenticating()(""))
     return replace(said, **changes)
 
 
@@ -84,7 +96,8 @@ def say_options_over(options: argparse.Namespace) -> None:
 
 def say_replaced(target: str, names: Sequence[str]) -> None:
     if names:
-        logger.warning("%s wins over the layer of %s", ", ".join(names), target)
+        win = "wins" if len(names) == 1 else "win"
+        logger.warning("%s %s over the layer of %s", ", ".join(names), win, target)
 
 
 def _given(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:

@@ -261,7 +261,8 @@ def _joined(options: argparse.Namespace, stores: Sequence[SessionStore], named: 
     if any(store.remembers and store.exchange is None for store in stores):
         raise ConfigurationError(
             f"--workers: the processes do not share the store {named}, so a client's next request "
-            "may not find its session: give --store a Redis, such as redis://localhost"
+            "may not find its session: give --store a Redis or a Postgres, such as "
+            "redis://localhost or postgresql://localhost/sessions"
         )
     from mcp_sessions.cli.workers import Worker
 

@@ -37,6 +37,9 @@ EXTERNAL_OPTIONS = (
 )
 """Options of a server that is a command or a URL, as `StdioServer` and `HTTPServer` call them."""
 
+_LIMITS = tuple(each for each in SessionPolicy.__dataclass_fields__ if each not in LIMIT_OPTIONS)
+"""Limits that have no option of their own in the help."""
+
 COMMAND_OPTIONS = ("cwd", "warm")
 URL_OPTIONS = ("header",)
 
@@ -69,7 +72,7 @@ def parsed(
     if has_scheme(target) and not is_url(target):
         raise ConfigurationError(wrong_address(target, HTTP))
     if more:
-        parser.unrecognized(more)
+        parser.unrecognized(more, [f"--{name.replace('_', '-')}" for name in _LIMITS])
     if options.config is not None:
         if options.target is not None or command:
             parser.error("--config serves the servers of its file: leave out the other server")
@@ -104,8 +107,7 @@ def _limits_named(own: Sequence[str]) -> Sequence[str]:
     for each in rest:
         name, sign, value = each.partition("=")
         limit = name.removeprefix("--").replace("-", "_")
-        is_limit = name.startswith("--") and limit in SessionPolicy.__dataclass_fields__
-        if is_limit and limit not in LIMIT_OPTIONS:
+        if name.startswith("--") and limit in _LIMITS:
             each = f"--limit={limit}={value if sign else next(rest, '')}"
         written.append(each)
     return written
@@ -208,8 +210,7 @@ Serve an MCP server whose sessions survive a cut connection. The server is one o
             "mcp-sessions serve server.py",
             "mcp-sessions serve server.py --store sqlite:///sessions.db --port 9000",
             "mcp-sessions serve -- npx -y @modelcontextprotocol/server-everything",
-            "mcp-sessions serve https://mcp.example.com/mcp \\\n"
-            "      --header 'Authorization: Bearer ${TOKEN}'",
+            "mcp-sessions serve https://example.com/mcp --header 'Authorization: Bearer ${TOKEN}'",
             "mcp-sessions serve --config mcp.json --check",
         ),
         notes=f"{types.LEGEND}\n\n{NOTES}\n\n{_UNLISTED}",

@@ -311,7 +311,7 @@ def _moment(seconds: float) -> str | None:
 
 def _print_list(chosen: Sequence[SessionRecord], view: View) -> None:
     rows = [_row(record, view) for record in chosen]
-    if view.options.json or view.options.format == "json":
+    if view.options.json:
         out(_json(rows))
         return
     heads = ["SESSION", "MODE", "TRANSPORT", "CLIENT", "PRINCIPAL", "AGE", "IDLE", "EXPIRES"]
@@ -351,7 +351,7 @@ def _end_row(end: SessionEnd) -> dict[str, Any]:
 def _print_ends(ends: Sequence[SessionEnd], view: View) -> None:
     mode = view.options.mode
     chosen = [end for end in ends if mode in (None, end.mode.value if end.mode else None)]
-    if view.options.json or view.options.format == "json":
+    if view.options.json:
         out(_json([_end_row(end) for end in chosen]))
         return
     lines = [["SESSION", "MODE", "ENDED", "AGE", "WHY"]]
@@ -422,11 +422,7 @@ def make_parser() -> types.OneLineParser:
     chosen.add("--transport NAME", ", ".join(TRANSPORTS), choices=TRANSPORTS)
     modes = [mode.value for mode in Mode if mode is not Mode.CONNECTION]
     chosen.add("--mode MODE", ", ".join(modes), choices=modes)
-    output = listing.group("output")
-    output.add("--json", "print JSON, for programs")
-    output.add(
-        "--format FORMAT", "table or json (%(default)s)", choices=("table", "json"), default="table"
-    )
+    listing.group("output").add("--json", "print JSON, for programs")
     showing = command("show", "print one session", _EXAMPLES[1])
     showing.group("output").add("--json", "print JSON, for programs")
     showing.add_argument("session", metavar="SESSION", help="first digits of its digest")

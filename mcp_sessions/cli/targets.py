@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, NoReturn, TextIO, cast
 
-from mcp_sessions.cli.arguments import one_line
+from mcp_sessions.cli.arguments import WrongOption, one_line
 from mcp_sessions.core.addresses import HTTP, lacks_scheme, wrong_address
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.unopened import no_such_file
@@ -242,10 +242,13 @@ def _import_failed(source: str, error: BaseException) -> ConfigurationError:
             f"{source} ended the program while it was imported; "
             "put what it runs under: if __name__ == '__main__'"
         )
-    # A wrong setting says all by itself. The name of its class would add nothing.
-    name = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
+    if isinstance(error, WrongOption):
+        return error
+    if isinstance(error, ConfigurationError):
+        # It says all by itself, but for the place.
+        return ConfigurationError(one_line(error) + _where(error))
     return ConfigurationError(
-        f"{source} cannot be imported: {name}{one_line(error)}{_where(error)}"
+        f"{source} cannot be imported: {type(error).__name__}: {one_line(error)}{_where(error)}"
         f"{_other_environment(source, error)}"
     )
 
@@ -273,7 +276,7 @@ def _where(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return ""  # its text names the place
     frames = _frames(error)
-    if isinstance(error, ConfigurationError):
+    if isinstance(error, (ConfigurationError, TypeError)):
         # The line to change is the user's. The layer's own lines only looked at the setting.
         frames = [each for each in frames if not Path(each.filename).is_relative_to(_PACKAGE)]
     return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

@@ -4,10 +4,11 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from mcp_sessions.argument_types import check_fields
+from mcp_sessions.argument_types import check_fields, hinting
 from mcp_sessions.errors import ConfigurationError
 
 
+@hinting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconnectPolicy:
     """The limits of one resumable transport. Durations are in seconds, sizes in bytes.

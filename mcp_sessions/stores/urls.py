@@ -6,6 +6,7 @@ from typing import cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.hints import did_you_mean
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 
@@ -69,9 +70,12 @@ def open_store(url: str | os.PathLike[str]) -> SessionStore:
         return SQLiteStore(path, cast("Durability", durability))
     known = f"memory://, {SQLITE_SHAPE}, redis://, rediss://, valkey://, valkeys://, unix://, "
     known += "redis+sentinel://, rediss+sentinel://, postgresql://"
-    raise ConfigurationError(
-        f"unknown store {scheme or url.partition(':')[0]!r}: use one of {known}"
-    )
+    given = scheme or url.partition(":")[0]
+    schemes = ("memory", "sqlite", *_REDIS, *_POSTGRES)
+    hint = did_you_mean(given, [f"{each}://" for each in schemes])
+    if not hint and scheme == "" and ":" not in url and url:
+        hint = f"; did you mean sqlite:///{url}?"
+    raise ConfigurationError(f"unknown store {given!r}: use one of {known}{hint}")
 
 
 def sqlite_file(url: str) -> tuple[Path, str]:

@@ -23,7 +23,7 @@ def printed(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("", sorted(COMMANDS)),
         ("serve --max-chil", ["--max-children", "--max-children-per-principal"]),
         ("keys revo", ["revoke"]),
-        ("sessions list --format ", ["json", "table"]),
+        ("serve --log-format ", ["json", "text"]),
         ("serve --config mcp.j", ["mcp.json"]),
     ],
 )

@@ -16,6 +16,7 @@ from mcp_sessions.cli import (
     conformance,
     keygen,
     keys,
+    main,
     serve_options,
     sessions,
     store,
@@ -54,7 +55,7 @@ every_parser = pytest.mark.parametrize("parser", parsers(), ids=lambda parser: p
 def options_of(parser: OneLineParser, monkeypatch: pytest.MonkeyPatch, columns: int) -> list[str]:
     monkeypatch.setenv("COLUMNS", str(columns))
     lines = parser.format_help().splitlines()
-    return lines[lines.index("options:") :]
+    return [line for line in lines[lines.index("options:") :] if line.startswith("  -")]
 
 
 @every_parser
@@ -65,6 +66,21 @@ def test_the_help_of_an_option_has_one_line_in_a_small_terminal(
 
     assert narrow == options_of(parser, monkeypatch, 300)
     assert [line for line in narrow if len(line) > 88] == []
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("parser", [*parsers(), main._parser()], ids=lambda parser: parser.prog)  # pyright: ignore[reportPrivateUsage]
+def test_no_line_of_the_help_is_wider_than_the_terminal(
+    parser: OneLineParser, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    wide = parser.format_help()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    narrow = parser.format_help()
+
+    assert [line for line in narrow.splitlines() if len(line) > columns] == []
+    # The same words, in the same order.
+    assert [each for each in narrow.split() if each != "\\"] == wide.split()
 
 
 @every_parser

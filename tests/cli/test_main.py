@@ -28,7 +28,10 @@ def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | 
     return status or 0, captured.out, captured.err
 
 
-def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_lists_every_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     status, out, _ = outcome(capsys, "--help")
 
     assert status == 0
@@ -149,7 +152,7 @@ def test_the_command_is_also_a_module(tmp_path: Path) -> None:
         ("bridge", "http://127.0.0.1:1/mcp", "--log-lev=info"),
         ("acp", "--agent", "app.py", "--log-lev", "info"),
         ("keys", "add", "ci", "--fil", "keys.json"),
-        ("sessions", "list", "--form", "json", "--store", "sqlite:///x.db"),
+        ("sessions", "list", "--js", "--store", "sqlite:///x.db"),
         ("conformance", "--lev", "http://127.0.0.1:1/mcp"),
     ],
     ids=lambda each: each[0],
@@ -178,6 +181,11 @@ def test_a_part_of_an_option_is_no_option(
         (["conformance", "http://host/mcp", "--suit", "replay"], "--suite"),
         (["acp", "--agent", "a.py", "--stroe", "memory://"], "--store"),
         (["serve", "a.py", "--log-level", "INFO"], "info"),
+        (["serve", "a.py", "--maxevents", "4"], "--max-events"),
+        (["serve", "a.py", "--max-event=4"], "--max-events"),
+        (["serve", "a.py", "--store", "redis+sentinal://a/b"], "redis+sentinel://"),
+        (["sessions", "list", "--store", "notes.db"], "sqlite:///notes.db"),
+        (["store", "check", "/data/notes.db"], "sqlite:////data/notes.db"),
     ],
 )
 def test_what_is_nearly_right_gets_a_hint(

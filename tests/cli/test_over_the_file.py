@@ -271,3 +271,31 @@ def test_the_layer_of_an_agent_follows_the_options_too(here: Path) -> None:
         layer: Any = load_target("agent.py:layer", kinds=[lambda _: True])
 
     assert layer.store.name == "memory"
+
+
+def test_several_options_win(checked: Checked) -> None:
+    _, log = checked("--limit", "max_events=5", "--store", "memory://")
+
+    assert log == ["--store, --limit win over the layer of app.py"]
+
+
+def test_a_wrong_option_is_no_fault_of_the_file(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file can be imported, but its layer cannot be made with the option."""
+    assert main(["serve", "app.py", "--api-keys", "none.json", "--port", "0"]) == 2
+
+    said = capsys.readouterr().err
+    assert said.startswith("mcp-sessions serve: --api-keys none.json: no such file")
+    assert "app.py" not in said
+
+
+def test_conversations_that_nobody_would_find_again_are_refused_by_their_reason(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MCP_SESSIONS_KEYS", raising=False)
+    options = ["--conversations", "--store", "redis://127.0.0.1:1"]
+    assert main(["serve", "app.py", *options, "--port", "0"]) == 2
+
+    said = capsys.readouterr().err
+    assert said.startswith("mcp-sessions serve: the sessions of conversations outlive this")

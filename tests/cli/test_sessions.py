@@ -130,7 +130,7 @@ async def test_a_list_is_of_what_was_asked_for(
     made = await filled(path)
     names = {digest(record.session_id): name for name, record in made.items()}
 
-    await run(path, "list", "--format", "json", *options)
+    await run(path, "list", "--json", *options)
 
     rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     assert {names[row["digest"]] for row in rows} == expected
@@ -513,7 +513,7 @@ async def test_idle_times_are_those_of_what_sleeps_too(
     await store.close()
 
     async def listed(days: float) -> list[str]:
-        idle = ("--idle", f"{days * day:.0f}", "--format", "json")
+        idle = ("--idle", f"{days * day:.0f}", "--json")
         assert await run(path, "list", *idle) == 0
         return sorted(each["mode"] for each in json.loads(capsys.readouterr().out))
 

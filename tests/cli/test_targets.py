@@ -158,7 +158,7 @@ SEVERAL = "app.py has several servers; name one: app.py:one, app.py:two"
         (
             "from mcp_sessions import SessionLayer\nSessionLayer(Server('s'))",
             "app.py",
-            "app.py cannot be imported: a Server cannot be wrapped: ... (HERE/app.py, line 7)",
+            "a Server cannot be wrapped: ... (HERE/app.py, line 7)",
         ),
         ("mcp = = 1", "app.py", "...SyntaxError: invalid syntax (app.py, line 6)"),
         (

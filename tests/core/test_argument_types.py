@@ -169,3 +169,30 @@ def test_what_only_a_type_checker_knows_is_not_checked() -> None:
     assert checked()(takes)(5, 2) == (5, 2)
     with pytest.raises(ConfigurationError, match="^number must be a whole number, not a str$"):
         checked()(takes)(5, cast("Any", "2"))
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "near"),
+    [
+        (SessionPolicy, {"max_evens": 4}, "max_events"),
+        (TaskPolicy, {"afer": 2}, "after"),
+        (Conversations, {"header": ["x"]}, "headers"),
+        (ReconnectPolicy, {"give_up_afer": 2}, "give_up_after"),
+        (layer, {"storre": "memory://"}, "store"),
+        (url, {"header": {}}, "headers"),
+        (agent, {"stroe": "memory://"}, "store"),
+        (command, {"argz": []}, "args"),
+    ],
+)
+def test_a_name_that_is_nearly_an_argument_gets_a_hint(
+    make: Callable[..., object], options: dict[str, Any], near: str
+) -> None:
+    with pytest.raises(TypeError) as refused:
+        make(**options)
+    said = str(refused.value)
+    assert f"unexpected keyword argument {next(iter(options))!r}; did you mean {near}?" in said
+
+
+def test_what_python_refuses_is_refused_as_python_does() -> None:
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'zzz'$"):
+        cast("Any", SessionPolicy)(zzz=1)
