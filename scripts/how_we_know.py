@@ -145,6 +145,11 @@ what the old session had is lost. Other programs used the machine meanwhile, so 
   task waited for ever. Such a question moves now.
 * A client sent a call again just as the call ended. Its second response lacked a report. The answer
   waits for it now.
+* A handler asked in the moment in which its call became a task. The task ended at once, with the
+  question as its result. Such a call becomes a task after the answer now.
+* A client lost its session to another replica while the store was away at its own. It heard of that
+  up to 20 s later. Now it hears of it when the store is back.
+* A process began to run tasks while a replica asked which processes run some. That check failed.
 * A client can be asked again what it has answered. It had lost the connections of two calls at a
   command, and both had the question. The second answer changes nothing. This is not cured.
 * Of {defects[all]} old faults that were put back, the simulation found {defects[found]}.
