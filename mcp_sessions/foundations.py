@@ -11,7 +11,7 @@ from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
-from mcp_sessions.ids import GET_STREAM
+from mcp_sessions.ids import GET_STREAM, replica_name
 from mcp_sessions.policy import FORGET_AFTER, Eras, SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.cluster.codec import VERSION
@@ -29,6 +29,7 @@ from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions, RemoteQuestions
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.streams import StreamLog
+from mcp_sessions.server.reporting.stories import Stories
 from mcp_sessions.server.requests.session_visibility import check_patterns
 from mcp_sessions.server.upstream.external.beginning import Starter
 from mcp_sessions.server.upstream.external.command import StdioChildren
@@ -102,7 +103,8 @@ def replica_of(
         policy = replace(policy, forget_after=FORGET_AFTER)
     process, exchange = mint_process(VERSION), store.exchange
     bus = ClusterBus(process) if exchange is None else SharedBus(store, exchange, process)
-    return Replica(store=store, bus=bus, policy=policy, clock=clock)
+    stories = Stories(store, replica_name(process), clock)
+    return Replica(store=store, bus=bus, policy=policy, clock=clock, stories=stories)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,9 @@ def delivery_of(
         responses = ResponseStreams(record.session_id, streams, policy, primes=primes)
         transport = HttpTransport(responses, policy, bus.is_shared)
         log = streams(record.session_id, GET_STREAM)
-        return StoredConnection(record, peer, transport, log, store=store, clock=clock, bus=bus)
+        return StoredConnection(
+            record, peer, transport, log, store=store, clock=clock, bus=bus, stories=replica.stories
+        )
 
     connections = ConnectionRegistry(replica, new_connection)
     attachments = Attachments(

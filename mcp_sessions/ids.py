@@ -112,6 +112,11 @@ def version_of(process: str) -> int | None:
     return int(match[1]) if match is not None else None
 
 
+def replica_name(process: str) -> str:
+    """Return a few characters of a process's name, which are found in it."""
+    return process.removeprefix("process-").partition("-")[2][:8] or "-"
+
+
 DIGEST_LENGTH = 12
 
 

@@ -28,6 +28,7 @@ from mcp_sessions.acp.record import Record
 from mcp_sessions.acp.servers import Servers
 from mcp_sessions.acp.tasks import to_the_end
 from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.core.story import NOTHING, Entry, Why, detaches
 from mcp_sessions.errors import SessionRequired
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId, parse_position
 from mcp_sessions.stores.contract import SessionStore
@@ -213,8 +214,10 @@ class OpenConversation:
     ) -> None:
         async with self._lock:
             self._replaying = False
+            now = self._clock()
+            entry = Entry(now, f"attached acp {NOTHING} {Why.OPENED}")
             attached = await self._store.attach(
-                self.session_id, link.connection_id, now=self._clock()
+                self.session_id, link.connection_id, now=now, entry=entry
             )
             if attached is None:
                 raise session_not_found(self.session_id)
@@ -250,7 +253,8 @@ class OpenConversation:
             link.outgoing.wake()
         await self.servers.close()
         if self.fencing_epoch is not None:
-            await self._store.detach(self.session_id, self.fencing_epoch)
+            entry = detaches(self._clock(), Why.CLOSED, NOTHING)
+            await self._store.detach(self.session_id, self.fencing_epoch, entry)
 
 
 Default = TypeVar("Default")

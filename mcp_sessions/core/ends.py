@@ -83,6 +83,15 @@ class SessionEnd:
     limit: str | None = None
     """For ``LIMIT``: the field of :class:`~mcp_sessions.policy.SessionPolicy`."""
 
+    client: str | None = None
+    """Its client's name and version, as the client said them."""
+
+    principal: str | None = None
+    """Whose it was; None: nobody's, or unknown."""
+
+    story: str = ""
+    """What happened to it (:mod:`~mcp_sessions.core.story`)."""
+
     def __str__(self) -> str:
         idle, age = _for(self.idle), _for(self.age)
         match self.reason:
@@ -110,6 +119,9 @@ class SessionEnd:
             "age": self.age,
             "idle": self.idle,
             "limit": self.limit,
+            "client": self.client,
+            "principal": self.principal,
+            "story": self.story or None,
         }
         return {name: value for name, value in members.items() if value is not None}
 
@@ -128,6 +140,9 @@ class SessionEnd:
                 float(of["age"]) if "age" in of else None,
                 float(of["idle"]) if "idle" in of else None,
                 str(of["limit"]) if "limit" in of else None,
+                str(of["client"]) if "client" in of else None,
+                str(of["principal"]) if "principal" in of else None,
+                str(of.get("story", "")),
             )
         except (KeyError, ValueError, TypeError):
             return None

@@ -10,6 +10,7 @@ from typing import Any
 
 from mcp_sessions.background import stopped
 from mcp_sessions.core.availability import Availability
+from mcp_sessions.core.story import Why
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.serve.endpoint import Endpoint
 from mcp_sessions.server.cluster.child_host import ChildHost
@@ -173,7 +174,7 @@ class Draining:
                     # It is in the store, and goes on there with what is attached to it.
                     await self._connections.release(connection)
                 else:
-                    await self._delivery.attachments.remove(connection)
+                    await self._delivery.attachments.remove(connection, why=Why.DRAINING)
         except StoreUnavailable:
             # Others find out that the stored connections of this process are dead.
             logger.warning("the store is away while the server stops")

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
+from mcp_sessions.core.story import Entry
 from mcp_sessions.errors import Refusal, SessionsError
 from mcp_sessions.ids import (
     EVENTS,
@@ -386,6 +387,7 @@ class SessionStore(Ends, WholeSessions, Protocol):
         now: float,
         position: Position | None = None,
         only_if_free: bool = False,
+        entry: Entry | None = None,
     ) -> Attached | None:
         """Make this the session's one connection; raise its fencing epoch.
 
@@ -396,15 +398,21 @@ class SessionStore(Ends, WholeSessions, Protocol):
                 events wait (there is no stream to send them on).
             position: The last event that the client has, as it says.
             only_if_free: Do nothing and answer None if another connection is attached.
+            entry: Add this to its story, with the :func:`~mcp_sessions.core.story.outcome`.
 
         Returns:
             None if the session is unknown, ended or expired, or not free.
         """
         ...
 
-    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
+    async def detach(
+        self, session_id: SessionId, fencing_epoch: FencingEpoch, entry: Entry | None = None
+    ) -> bool:
         """Detach the session, if the attachment with that epoch still has it. A late close of a
         displaced connection changes nothing (TKO9).
+
+        Args:
+            entry: Add this to its story, if it is detached.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Define the part of the contract about ended sessions: a store remembers how they ended, for a
 time.
 
-It remembers a digest, a reason and times (:class:`~mcp_sessions.core.ends.SessionEnd`), and nothing
-of the session's contents (END2).
+It remembers a digest, a reason, times, names and the story
+(:class:`~mcp_sessions.core.ends.SessionEnd`), and nothing of the session's contents (END2).
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from mcp_sessions.core.ends import EndReason, SessionEnd, StoreMade
+from mcp_sessions.core.messages import members_of
 from mcp_sessions.ids import digest
-from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.principal import Principal
+from mcp_sessions.stores.records import Peer, SessionRecord
 
 
 class EndedOutside(NamedTuple):
@@ -25,7 +27,41 @@ class EndedOutside(NamedTuple):
 
 def end_by_operator(record: SessionRecord, now: float) -> SessionEnd:
     age = max(0.0, now - record.life.created_at)
-    return SessionEnd(digest(record.session_id), EndReason.OPERATOR, now, record.mode, age=age)
+    return end_of(record, EndReason.OPERATOR, now, age=age)
+
+
+_NAME = 100
+"""Characters of a name that an end keeps, at most."""
+
+
+def end_of(
+    record: SessionRecord,
+    reason: EndReason,
+    now: float,
+    *,
+    age: float | None,
+    idle: float | None = None,
+    limit: str | None = None,
+) -> SessionEnd:
+    """Return the end of a session, with what stays known of it."""
+    principal, client = principal_name(record.principal), client_name(record.client.peer)
+    return SessionEnd(
+        digest(record.session_id), reason, now, record.mode, age, idle, limit,
+        client=client[:_NAME] if client is not None else None,
+        principal=principal[:_NAME] if principal is not None else None,
+        story=record.story,
+    )  # fmt: skip
+
+
+def principal_name(principal: Principal) -> str | None:
+    """Return what people call a principal; None: it is nobody."""
+    return principal.subject or principal.client_id or principal.issuer or None
+
+
+def client_name(peer: Peer | None) -> str | None:
+    """Return name and version of a client, as it said them."""
+    info = members_of((peer.initialize_params or {}).get("clientInfo")) if peer else {}
+    return " ".join(str(info[each]) for each in ("name", "version") if info.get(each)) or None
 
 
 class Ends(Protocol):

@@ -15,6 +15,7 @@ from mcp_sessions.stores.ends_contract import end_by_operator
 from mcp_sessions.stores.probe import Described, EngineFacts, probe
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.urls import open_store, sqlite_file
+from mcp_sessions.stores.whole_sessions import WholeSession
 
 OnEnded = Callable[[SessionStore, SessionRecord], Awaitable[None]]
 """Tells the processes that serve from a store that a session has ended."""
@@ -25,6 +26,10 @@ class OperatorStore(Protocol):
 
     async def all_sessions(self) -> Sequence[SessionRecord]:
         """Every session; some may have expired and wait to be ended."""
+        ...
+
+    async def whole(self, session_id: SessionId) -> WholeSession | None:
+        """All of a session; None if it is not there."""
         ...
 
     async def end(self, session_id: SessionId) -> bool:
@@ -115,6 +120,9 @@ class SharedStore:
 
     async def all_sessions(self) -> Sequence[SessionRecord]:
         return await self._store.all_sessions()
+
+    async def whole(self, session_id: SessionId) -> WholeSession | None:
+        return await self._store.whole(session_id)
 
     async def end(self, session_id: SessionId) -> bool:
         record = await self._store.end(session_id)

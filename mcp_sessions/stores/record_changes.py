@@ -6,8 +6,10 @@ a result of their own (attach, detach, subscribe, the state, the data) have meth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mcp_sessions.core.story import Entry, told
 from mcp_sessions.ids import SessionEventId
 from mcp_sessions.stores.records import CurrentSession, SessionRecord
 
@@ -66,4 +68,17 @@ class RenewEvents:
     """
 
 
-RecordChange = SetCurrent | SetStreamOpened | SetFilter | SetWaitsFrom | SetLogLevel | RenewEvents
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Add entries to the session's story. Entries that a step of its own takes are added there."""
+
+    entries: Sequence[Entry]
+
+    def edit(self, record: SessionRecord) -> None:
+        for at, text in self.entries:
+            record.story = told(record.story, at, text)
+
+
+RecordChange = (
+    SetCurrent | SetStreamOpened | SetFilter | SetWaitsFrom | SetLogLevel | RenewEvents | Tell
+)

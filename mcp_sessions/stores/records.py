@@ -137,6 +137,10 @@ class SessionRecord:
     fencing_epoch: FencingEpoch = FencingEpoch(0)
     attachment: Attachment | None = None
     state: StoredState = NO_STATE
+    story: str = field(default="", compare=False, repr=False)
+    """What happened to it (``core/story.py``): in the record of a session that ended, and of a
+    whole one. Other records may leave it out."""
+
     is_new: bool = field(init=False, default=False, compare=False)
     """In the answer of ``create``: that call made the session."""
 

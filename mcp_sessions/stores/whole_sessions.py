@@ -152,7 +152,7 @@ def moved(whole: WholeSession, sessions: Mapping[SessionId, Moving]) -> WholeSes
     # Not by replace(): a field of the record is no argument.
     there = SessionRecord(
         record.session_id, record.mode, record.principal, record.life, client,
-        record.fencing_epoch, attachment, record.state,
+        record.fencing_epoch, attachment, record.state, record.story,
     )  # fmt: skip
     return WholeSession(there, whole.data, logs, keys, carried)
 
@@ -231,6 +231,7 @@ def to_json(whole: WholeSession) -> dict[str, Any]:
         "waitsFrom": client.waits_from,
         "logLevel": client.log_level,
         "state": [dict(record.state.values), record.state.version],
+        "story": record.story,
         "data": [whole.data.value, whole.data.version] if whole.data is not None else None,
         "carried": {
             origin: [client.carried[origin], position.log_epoch, position.number]
@@ -286,6 +287,8 @@ def from_json(kept: Any) -> WholeSession:
             ConnectionId(connection) if connection is not None else None, epoch
         ),
         state=StoredState(dict(state[0]), int(state[1])) if state[1] else NO_STATE,
+        # Older releases wrote none.
+        story=str(kept.get("story", "")),
     )
     return WholeSession(
         record,

@@ -33,6 +33,7 @@ from mcp_sessions.testing import (
     life_checks,
     log_checks,
     sleeping,
+    story_checks,
     whole_checks,
 )
 from mcp_sessions.testing.parts import Check, MakeStore, MakeTwoStores
@@ -71,6 +72,7 @@ STORE_CHECKS: Sequence[Check] = _checks(
     belongings_checks,
     change_checks,
     whole_checks,
+    story_checks,
     of="make",
 )
 """The rules, by name. Run them one by one to see which of them a store breaks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.request_keys import Begun, KeyUse
 from mcp_sessions.core.states import Mode
+from mcp_sessions.core.story import Entry
 from mcp_sessions.ids import GET_STREAM, FencingEpoch, RequestKey, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.contract import SessionStore
@@ -41,7 +42,8 @@ async def _of_a_client(store: SessionStore) -> SessionOf:
     scoped = Principal(ALICE.client_id, ALICE.issuer, ALICE.subject, frozenset({"a", "b"}), NOW)
     made = await store.create(Mode.PROTOCOL, scoped, peer=peer, now=NOW)
     session = SessionOf(store, made.session_id)
-    await session.attach(HERE)
+    entry = Entry(NOW, "attached websocket here started")
+    assert await store.attach(session.id, HERE, now=NOW, entry=entry) is not None
     for number in range(5):
         await store.append(session.id, Draft(b'{"id":"', b'"}', name=f"n{number}"), now=NOW)
     for text in ("old", "new"):

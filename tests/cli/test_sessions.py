@@ -340,7 +340,8 @@ async def test_a_session_that_ended_is_shown_with_when_and_why(
 
         assert await run(path, "list", "--ended") == 0
         table, counted = capsys.readouterr()
-        assert table.splitlines()[0].split() == ["SESSION", "MODE", "ENDED", "AGE", "WHY"]
+        heads = ["SESSION", "MODE", "CLIENT", "PRINCIPAL", "ENDED", "AGE", "WHY"]
+        assert table.splitlines()[0].split() == heads
         assert {line.split()[0] for line in table.splitlines()[1:]} == {
             digest(each) for each in (waiting, session_id, made["expired"].session_id)
         }
@@ -356,7 +357,7 @@ async def test_a_session_that_ended_is_shown_with_when_and_why(
         table, said = capsys.readouterr()
         assert max(map(len, table.splitlines())) <= 60
         # The reason goes on in the next line.
-        assert "WHY" in table and "request" in table and "no room for AGE:" in said
+        assert "WHY" in table and "request" in table and "no room for AGE" in said
 
         assert await run(path, "show", "0123456789ab") == 2
         said = capsys.readouterr().err

@@ -14,6 +14,7 @@ from anyio.lowlevel import checkpoint
 from mcp_sessions.core.ends import SessionEnd, StoreMade
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.states import Mode
+from mcp_sessions.core.story import Entry
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -131,11 +132,13 @@ class DisplacesThoughItIsNotFree(MemoryStore):
 class DetachesWhoeverIsThere(MemoryStore):
     """A late close cuts off the new connection (fluxmq#597)."""
 
-    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
+    async def detach(
+        self, session_id: SessionId, fencing_epoch: FencingEpoch, entry: Entry | None = None
+    ) -> bool:
         record = await self.load(session_id, now=NOW)
         if record is not None and record.attachment is not None:
             fencing_epoch = record.attachment.fencing_epoch
-        return await super().detach(session_id, fencing_epoch)
+        return await super().detach(session_id, fencing_epoch, entry)
 
 
 class LivesByBeingLookedAt(MemoryStore):

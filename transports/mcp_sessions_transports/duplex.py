@@ -36,6 +36,7 @@ from mcp_sessions.core.messages import (
     parse,
     wire_error,
 )
+from mcp_sessions.core.story import Why
 from mcp_sessions.errors import (
     INVALID_REQUEST,
     PARSE_ERROR,
@@ -237,14 +238,14 @@ class DuplexConnection:
     def refuse_too_big(self) -> None:
         self._refuse(None, error_body(INVALID_REQUEST, "Invalid request: message too big"))
 
-    async def gone(self) -> None:
+    async def gone(self, *, why: str = Why.CLOSED) -> None:
         """Detach the sessions of a peer that is gone. Its requests continue."""
         # Before the store learns of it, which may be away: from now on they are without a listener.
         self.transport.cut()
         self._handled.end()
         self._reported.end()
         try:
-            await self._served.attachments.remove(self.client)
+            await self._served.attachments.remove(self.client, why=why)
         finally:
             self.transport.closed.set()
 

@@ -16,6 +16,7 @@ from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.ids import Position, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.replica_messages import ReplicaMessage
+from mcp_sessions.server.reporting.stories import Stories
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attachment
 
@@ -138,6 +139,7 @@ class Replica:
     bus: ClusterBus
     policy: SessionPolicy
     clock: Callable[[], float]
+    stories: Stories
 
     @property
     def process(self) -> str:

@@ -15,6 +15,7 @@ from functools import partial
 from mcp_sessions import metrics
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.states import Mode
+from mcp_sessions.core.story import Entry, Why, detaches
 from mcp_sessions.errors import Detached, Refusal, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
@@ -56,6 +57,7 @@ class Attachments:
         pending_writes: PendingWrites,
     ) -> None:
         self._store, self._bus, self._clock = replica.store, replica.bus, replica.clock
+        self._replica = replica.stories.replica
         self._connections, self._questions, self._pending_writes = (
             connections,
             questions,
@@ -78,6 +80,7 @@ class Attachments:
         session_id: SessionId,
         connection: ClientConnection | None,
         *,
+        why: str,
         position: Position | None = None,
         only_if_free: bool = False,
         instance: str | None = None,
@@ -88,6 +91,7 @@ class Attachments:
         Args:
             connection: None: nothing can be pushed to it. The old connection is displaced, and the
                 events wait.
+            why: For the session's story, see :class:`~mcp_sessions.core.story.Why`.
             position: The client's last event, as the client says.
             only_if_free: Answer None if another connection is attached.
             instance: The client's name for itself. The displaced client gets it (TKO12).
@@ -106,14 +110,15 @@ class Attachments:
                 # Before it is attached: what is stored from then on is received here.
                 if self._bus.is_shared:
                     await self._watch(session_id, connection)
-            attached = None
+            attached, now = None, self._clock()
             try:
                 attached = await self._store.attach(
                     session_id,
                     connection.id if connection is not None else None,
-                    now=self._clock(),
+                    now=now,
                     position=position,
                     only_if_free=only_if_free,
+                    entry=Entry(now, f"attached {newer or 'none'} {self._replica} {why}"),
                 )
             except StoreUnavailable:
                 if had is not None:
@@ -175,7 +180,8 @@ class Attachments:
                 epoch = attachment.fencing_epoch
                 if await self._epoch_at(connection, session_id) != epoch:
                     connection.attached.pop(session_id, None)
-                    await self._store.detach(session_id, epoch)
+                    entry = self._detached(Why.NOT_ATTACHED)
+                    await self._store.detach(session_id, epoch, entry)
                     await self.unwatch(session_id, connection)
 
         self._pending_writes.add(("part", session_id, connection.id), part)
@@ -224,7 +230,8 @@ class Attachments:
         if not await connection.begin(session_id, attached, position, read):
             # Over by now, or attached there anew by another process: then this changes
             # nothing.
-            await self._store.detach(session_id, attached.fencing_epoch)
+            entry = self._detached(Why.NOT_ATTACHED)
+            await self._store.detach(session_id, attached.fencing_epoch, entry)
             await self.unwatch(session_id, connection)
 
     async def _read(
@@ -250,24 +257,32 @@ class Attachments:
             )
             self._notify_later(lost)
 
+    def _detached(self, why: str) -> Entry:
+        return detaches(self._clock(), why, self._replica)
+
     async def detach(
-        self, session_id: SessionId, connection: ClientConnection, fencing_epoch: FencingEpoch
+        self,
+        session_id: SessionId,
+        connection: ClientConnection,
+        fencing_epoch: FencingEpoch,
+        *,
+        why: str,
     ) -> None:
         async with self.session_lock(session_id):
             connection.attached.pop(session_id, None)
             await self._pending_writes.settle(
                 {
                     ("detach", session_id, fencing_epoch): partial(
-                        self._store.detach, session_id, fencing_epoch
+                        self._store.detach, session_id, fencing_epoch, self._detached(why)
                     )
                 }
             )
             await connection.withdraw(session_id, fencing_epoch)
             await self.unwatch(session_id, connection)
 
-    async def remove(self, connection: ClientConnection) -> None:
+    async def remove(self, connection: ClientConnection, *, why: str = Why.CLOSED) -> None:
         """Detach the sessions of a closed connection: in the store when that is there."""
-        attached = dict(connection.attached)
+        attached, entry = dict(connection.attached), self._detached(why)
         connection.attached.clear()
         try:
             await self._connections.release(connection)
@@ -276,7 +291,9 @@ class Attachments:
         finally:
             await self._pending_writes.settle(
                 {
-                    ("detach", session_id, epoch): partial(self._store.detach, session_id, epoch)
+                    ("detach", session_id, epoch): partial(
+                        self._store.detach, session_id, epoch, entry
+                    )
                     for session_id, epoch in attached.items()
                 }
             )
@@ -347,7 +364,7 @@ class Attachments:
             if connection.knows_extension or connection.kind == "stdio":
                 # Its other requests go on. The process at a pipe ends with it.
                 await connection.notify_detached(session_id, Detached.EVICTED)
-                await self.detach(session_id, connection, epoch)
+                await self.detach(session_id, connection, epoch, why=Detached.EVICTED.value)
             else:
                 connection.transport.cut()
 
@@ -364,7 +381,8 @@ class Attachments:
         record = await self._store.load(session_id, now=0)
         had = record.attachment if record is not None else None
         try:
-            attached = await self._store.attach(session_id, None, now=self._clock())
+            entry = self._detached(reason.value)
+            attached = await self._store.attach(session_id, None, now=entry.at, entry=entry)
         except StoreUnavailable:
             if had is not None:
                 self._notify_later(_lost(session_id, had, reason))

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.story import Why
 from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import (
     GET_STREAM,
@@ -34,6 +35,7 @@ from mcp_sessions.server.connection.binding import ReadEvents, Transport
 from mcp_sessions.server.connection.connection import ClientConnection, Unless
 from mcp_sessions.server.delivery.pending_writes import PendingWrite
 from mcp_sessions.server.delivery.streams import StreamLog
+from mcp_sessions.server.reporting.stories import Stories
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.record_changes import SetCurrent, SetStreamOpened
 from mcp_sessions.stores.records import (
@@ -52,6 +54,11 @@ _SAME_MOMENT = 1.0
 class OpenStream(Protocol):
     @property
     def last(self) -> str: ...
+
+    @property
+    def was_slow(self) -> bool:
+        """Whether it was cut since its client took nothing."""
+        ...
 
     def cut(self) -> None: ...
 
@@ -136,6 +143,7 @@ class StoredConnection(ClientConnection):
         "_clock",
         "_heads",
         "_opened",
+        "_stories",
         "_opened_at_replica",
         "_is_first_due",
         "_log",
@@ -156,6 +164,7 @@ class StoredConnection(ClientConnection):
         store: SessionStore,
         clock: Callable[[], float],
         bus: ClusterBus,
+        stories: Stories,
     ) -> None:
         self.session_id = record.session_id
         connection_id = ConnectionId(record.session_id)
@@ -166,6 +175,7 @@ class StoredConnection(ClientConnection):
         self._store = store
         self._clock = clock
         self._bus = bus
+        self._stories = stories
         self._stream: OpenStream | None = None
         self._opened = (0.0, 0.0)
         """When its stream was opened here: by the event loop, and since 1970."""
@@ -387,6 +397,8 @@ class StoredConnection(ClientConnection):
             await self._bus.watch(self.session_id, GET_STREAM, self)
             await self.announce_opened()
             is_served, self._is_first_due = True, False
+            after = position_of(stream.last).number
+            self._tell(f"attached http {self._stories.replica} {Why.OPENED} free {after} - - - -")
             yield
         finally:
             stream.cut()
@@ -397,7 +409,12 @@ class StoredConnection(ClientConnection):
                     self._sent, self._opened_at_replica = older
                 else:
                     self._sent = None if self._opened_at_replica else stream.last
+                    why = Why.SLOW if stream.was_slow else Why.CLOSED
+                    self._tell(f"detached {why} {self._stories.replica}")
                 await self._bus.unwatch(self.session_id, GET_STREAM, self)
+
+    def _tell(self, text: str) -> None:
+        self._stories.note(self.session_id, text)
 
     def opened_at_replica(self, opened: tuple[float, str]) -> bool:
         """End the older GET stream: another process serves one of this connection.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from mcp_sessions import method_names
 from mcp_sessions.core.messages import notification_message
+from mcp_sessions.core.story import Why
 from mcp_sessions.errors import (
     Detached,
     InvalidReason,
@@ -152,7 +153,9 @@ class TransportSessions:
         elif not continues:
             # A later GET without a position: its sessions wait for session/resume.
             for session_id, fencing_epoch in record.client.carried.items():
-                await self._attachments.detach(session_id, connection, fencing_epoch)
+                await self._attachments.detach(
+                    session_id, connection, fencing_epoch, why=Why.RESTARTED
+                )
         if lost is None:
             return after, ()
         return after, _refetch(record.client.subscriptions, self._listed())

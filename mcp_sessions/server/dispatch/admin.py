@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -7,6 +8,7 @@ from typing import Literal
 from mcp_sessions.core.ends import EndReason, SessionEnd
 from mcp_sessions.core.life import has_come
 from mcp_sessions.core.states import Mode
+from mcp_sessions.core.story import NOTHING, Why, detaches
 from mcp_sessions.ids import SessionId, process_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.codec import encode
@@ -105,7 +107,8 @@ async def ended_outside(store: SessionStore, record: SessionRecord) -> None:
     connection_id = record.attachment.connection_id if record.attachment is not None else None
     if record.mode is Mode.TRANSPORT:
         for session_id, fencing_epoch in record.client.carried.items():
-            await store.detach(session_id, fencing_epoch)
+            gone = detaches(time.time(), Why.CONNECTION_ENDED, NOTHING)
+            await store.detach(session_id, fencing_epoch, gone)
     elif connection_id is not None and process_of(connection_id) is None:
         await store.drop_origin(SessionId(connection_id), record.session_id)
     if store.exchange is not None:

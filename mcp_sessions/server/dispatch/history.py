@@ -20,6 +20,8 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.reporting.audit import Audit
+from mcp_sessions.stores.ends_contract import end_of
+from mcp_sessions.stores.record_changes import Tell
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ logger = logging.getLogger(__name__)
 class History:
     def __init__(self, replica: Replica, audit: Audit) -> None:
         self._store, self._audit = replica.store, audit
-        self._policy, self._clock = replica.policy, replica.clock
+        self._policy, self._clock, self._stories = replica.policy, replica.clock, replica.stories
         self._waiting = deque[SessionEnd](maxlen=MOST_ENDS)
         """Ends that the store does not have yet."""
 
@@ -61,7 +63,8 @@ class History:
             )
             is_old = lifetime_ends_first(record.life)
             why = reason or (EndReason.LIFETIME if is_old else EndReason.IDLE)
-            end = SessionEnd(digest(record.session_id), why, now, record.mode, age, idle, limit)
+            Tell(self._stories.forget(record.session_id)).edit(record)
+            end = end_of(record, why, now, age=age, idle=idle, limit=limit)
             self._waiting.append(end)
             self._write(end, record)
 

@@ -29,6 +29,7 @@ from mcp_sessions.background import report
 from mcp_sessions.core.client_description import outlined
 from mcp_sessions.core.ends import EndReason, StoreMade
 from mcp_sessions.core.life import asleep_by, idle_times
+from mcp_sessions.core.story import Why, detaches
 from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, SessionId, digest, process_of
 from mcp_sessions.principal import ANONYMOUS, Principal
@@ -39,6 +40,7 @@ from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.dispatch.history import History
+from mcp_sessions.server.dispatch.long_ones import LongOnes
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
@@ -79,7 +81,7 @@ class Lifecycle:
         binds: bool,
     ) -> None:
         self._store, self._bus = replica.store, replica.bus
-        self._policy, self._clock = replica.policy, replica.clock
+        self._policy, self._clock, self._stories = replica.policy, replica.clock, replica.stories
         self._connections, self._attachments = delivery.connections, delivery.attachments
         self._pending_writes, self._runner, self._sealed = delivery.pending_writes, runner, sealed
         self._history, self._session_ended, self._binds = history, session_ended, binds
@@ -100,6 +102,7 @@ class Lifecycle:
         self._coming = max(self._policy.min_evictable_idle_time, self._policy.reconnect_spread)
         """Seconds in which clients come back after a restart."""
 
+        self._long_ones = LongOnes(self._runner, delivery.questions, self._stories, self._clock)
         self._presence = Presence(
             self._store, self._connections, self._runner.held, self._clock, shortest
         )
@@ -181,7 +184,8 @@ class Lifecycle:
         # Answered first (END6): a closed connection ends the streams that carry answers.
         await self._runner.abort_session(session_id)
         for carried, fencing_epoch in record.client.carried.items():
-            await self._store.detach(carried, fencing_epoch)
+            gone = detaches(self._clock(), Why.CONNECTION_ENDED, self._stories.replica)
+            await self._store.detach(carried, fencing_epoch, gone)
         await self._part(session_id, connection_id)
         if connection_id is not None and self._connections.local(connection_id) is None:
             if process_of(connection_id) is None:
@@ -237,11 +241,21 @@ class Lifecycle:
             await asyncio.sleep(self.interval)
             try:
                 await self.round()
+                await self.tell()
                 if self._clock() - slept_at >= pause:
                     await self.sleep()
                     slept_at = self._clock()
             except StoreUnavailable:
                 logger.warning("the store is away; expired sessions wait")
+
+    async def tell(self) -> None:
+        """Add to the stories of sessions what no step of the store brought there.
+
+        Raises:
+            StoreUnavailable: Some of it is lost.
+        """
+        self._long_ones.look()
+        await self._stories.write()
 
     async def settle(self) -> None:
         """Note the ends that no round has noted yet. The layer stops, and waits for no store that
@@ -251,6 +265,7 @@ class Lifecycle:
             async with asyncio.timeout(_SETTLING):
                 await self._history.ended_outside()
                 await self._history.remember()
+                await self._stories.write(is_last=True)
         except (StoreUnavailable, TimeoutError) as failed:
             logger.debug("the last ends of sessions are not remembered: %s", failed)
 

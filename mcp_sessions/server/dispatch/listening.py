@@ -11,6 +11,7 @@ from typing import Any
 from mcp_sessions import method_names
 from mcp_sessions.core.listen_messages import Filter
 from mcp_sessions.core.message import Message
+from mcp_sessions.core.story import Why
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import LimitReached, SessionNotFound
 from mcp_sessions.ids import SessionId
@@ -99,6 +100,7 @@ class Listening:
         attached = await self._attachments.attach(
             record.session_id,
             connection,
+            why=Why.LISTENS,
             instance=request.instance,
             had=record.attachment,
         )

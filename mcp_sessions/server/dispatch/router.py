@@ -36,6 +36,7 @@ from mcp_sessions.server.dispatch.path import Path, Stages
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
 from mcp_sessions.server.reporting.loggable import loggable_method
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
+from mcp_sessions.server.reporting.stories import word_of
 from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.outbound import LateOutbound
 from mcp_sessions.server.requests.runner import RequestRunner
@@ -192,11 +193,21 @@ class Router:
                     await call.work.abort(call.error)
         except LimitReached as refused:
             self.limits.reached(refused)
+            self._tell(call, refused)
             await call.answer(Outcome(None, wire_error(refused)), retry_after=refused.retry_after)
         except WireError as refused:
+            self._tell(call, refused)
             await call.answer(Outcome(None, wire_error(refused)))
         except UpstreamError as failed:
             await call.answer(Outcome(None, failed.error))
+
+    def _tell(self, call: Call, refused: WireError) -> None:
+        """Note a refusal for the story of the session that the request was admitted to."""
+        record = call.record or call.inbound.http.record
+        if record is not None:
+            why = refused.limit if isinstance(refused, LimitReached) else type(refused).__name__
+            text = f"refused {why} {word_of(call.request.method)}"
+            self._replica.stories.count(record.session_id, text)
 
     def reported(self, notification: Message, inbound: Inbound) -> Coroutine[Any, Any, None] | None:
         """Pass a report of progress on to the asker of its question; None: it is no such report.

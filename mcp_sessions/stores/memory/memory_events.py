@@ -7,6 +7,7 @@ from mcp_sessions.core.attachment import Carry, RelayStep
 from mcp_sessions.core.entitlement import is_entitled
 from mcp_sessions.core.life import has_come
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.story import Entry, outcome, told
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -192,6 +193,7 @@ class EventsInMemory(Tables):
         now: float,
         position: Position | None = None,
         only_if_free: bool = False,
+        entry: Entry | None = None,
     ) -> Attached | None:
         session = self._sessions.get(session_id)
         if session is None or has_come(session.record.life.ends_at, now):
@@ -212,6 +214,17 @@ class EventsInMemory(Tables):
         head = log.head.event_id()
         record.fencing_epoch, record.client.waits_from = attached.fencing_epoch, attached.waits_from
         record.attachment = attachment_of(attached.connection_id, attached.fencing_epoch)
+        if entry is not None:
+            counts = log.counts
+            facts = outcome(
+                previous is not None and previous.connection_id != connection_id,
+                position,
+                head=counts.head,
+                replayed=len(replay),
+                evicted=counts.evicted,
+                refusal=refusal.value if refusal is not None else None,
+            )
+            record.story = told(record.story, entry.at, entry.text + facts)
         return Attached(
             record.fencing_epoch,
             head,
@@ -222,7 +235,9 @@ class EventsInMemory(Tables):
             attached.listens_from,
         )
 
-    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
+    async def detach(
+        self, session_id: SessionId, fencing_epoch: FencingEpoch, entry: Entry | None = None
+    ) -> bool:
         session = self._sessions.get(session_id)
         if session is None:
             return False
@@ -234,4 +249,6 @@ class EventsInMemory(Tables):
         ):
             return False
         record.attachment = None
+        if entry is not None:
+            record.story = told(record.story, entry.at, entry.text)
         return True

@@ -50,6 +50,7 @@ from mcp_sessions.stores.record_changes import (
     SetLogLevel,
     SetStreamOpened,
     SetWaitsFrom,
+    Tell,
 )
 from mcp_sessions.stores.records import (
     Admitted,
@@ -244,7 +245,7 @@ class MemoryStore(EventsInMemory, Expiring, EndsInMemory):
             return False
         record = session.record
         match change:
-            case SetCurrent() | SetWaitsFrom() | SetLogLevel():
+            case SetCurrent() | SetWaitsFrom() | SetLogLevel() | Tell():
                 change.edit(record)
             case SetStreamOpened():
                 is_first = not record.client.stream_opened

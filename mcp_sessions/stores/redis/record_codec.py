@@ -251,7 +251,7 @@ def record_of(
     Args:
         known: The facts that the script was asked to leave out.
     """
-    fields, uris, state, carried = answer
+    fields, uris, state, carried, *told = answer
     (
         session_id, mode, owner, maker, created, expires, ends, peer, fence, connection, current,
         opened, lists, waits, state_version, change, level,
@@ -286,6 +286,7 @@ def record_of(
         fencing_epoch=FencingEpoch(int(fence)),
         attachment=stored_attachment(connection, fence),
         state=StoredState(values, version) if version else NO_STATE,
+        story=decoded(told[0]) if told and told[0] is not None else "",
     )
 
 

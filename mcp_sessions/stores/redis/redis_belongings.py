@@ -17,6 +17,7 @@ from mcp_sessions.stores.record_changes import (
     SetLogLevel,
     SetStreamOpened,
     SetWaitsFrom,
+    Tell,
 )
 from mcp_sessions.stores.records import Data, SessionRecord
 from mcp_sessions.stores.redis import scripts
@@ -53,6 +54,10 @@ class BelongingsInRedis(Lists):
                 return await self._set_filter(session_id, uris, lists)
             case RenewEvents():
                 return await self._set(session_id, "log", mint_log_epoch())
+            case Tell(entries):
+                parts = [(repr(await self._clock.at(at)), text) for at, text in entries]
+                flat = [part for pair in parts for part in pair]
+                return await self._on(session_id, scripts.TELL, *flat) is not None
             case _:
                 assert_never(change)
 

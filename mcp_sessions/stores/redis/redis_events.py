@@ -6,6 +6,7 @@ from typing import Any
 
 from mcp_sessions.core.log import PAGE_BYTES, Draft, LoggedEvent
 from mcp_sessions.core.states import Mode
+from mcp_sessions.core.story import Entry
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -252,6 +253,7 @@ class EventsInRedis(Lists):
         now: float,
         position: Position | None = None,
         only_if_free: bool = False,
+        entry: Entry | None = None,
     ) -> Attached | None:
         now = await self._clock.at(now)
         answer = await self._on(
@@ -264,6 +266,7 @@ class EventsInRedis(Lists):
             mint_log_epoch(),
             *self._window,
             *_position_args(position),
+            *await self._dated(entry),
         )
         if answer is None:
             return None
@@ -280,8 +283,14 @@ class EventsInRedis(Lists):
         )
 
     @readable
-    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
-        return bool(await self._on(session_id, scripts.DETACH, fencing_epoch))
+    async def detach(
+        self, session_id: SessionId, fencing_epoch: FencingEpoch, entry: Entry | None = None
+    ) -> bool:
+        added = await self._dated(entry)
+        return bool(await self._on(session_id, scripts.DETACH, fencing_epoch, *added))
+
+    async def _dated(self, entry: Entry | None) -> tuple[Value, ...]:
+        return () if entry is None else (repr(await self._clock.at(entry.at)), entry.text)
 
 
 def _head_of(answer: ScriptAnswer) -> StreamHead:

@@ -163,6 +163,7 @@ def _fields(whole: WholeSession, member: str, token: str) -> dict[str, Value]:
         "level": encoded(client.log_level) if client.log_level is not None else None,
         "statev": record.state.version or None,
         "datav": whole.data.version if whole.data is not None else None,
+        "story": record.story or None,
         "uris": token if client.subscriptions else None,
         "ub": sum(len(encoded(uri)) for uri in client.subscriptions) or None,
     }

@@ -316,6 +316,7 @@ def _record(row: SessionRow, body: Mapping[str, Any]) -> SessionRecord:
             ConnectionId(connection) if connection is not None else None, epoch
         ),
         state=state,
+        story=body.get("story", ""),
     )
 
 
@@ -544,6 +545,8 @@ def _body(
         body["keys"] = [session.keys.size, session.keys.answer_bytes, finished]
     if holder is not None:
         body["holder"] = holder
+    if record.story:
+        body["story"] = record.story
     return body
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from mcp_sessions.core.life import SLEEPERS, asleep_by, unused_by
 from mcp_sessions.core.log import Draft, LoggedEvent, Window
 from mcp_sessions.core.states import Mode
+from mcp_sessions.core.story import Entry
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -30,7 +31,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.memory.memory_store import MemoryStore
 from mcp_sessions.stores.memory.tables import MemorySession, Owner
-from mcp_sessions.stores.record_changes import RecordChange
+from mcp_sessions.stores.record_changes import RecordChange, Tell
 from mcp_sessions.stores.records import Appended, Attached, Data, Relayed, SessionRecord
 from mcp_sessions.stores.sql.session_rows import Wanted, owner_of
 
@@ -303,24 +304,38 @@ class Steps:
         now: float,
         position: Position | None = None,
         only_if_free: bool = False,
+        entry: Entry | None = None,
     ) -> Attached | None:
-        now = await self._now(now)
+        now, entry = await self._now(now), await self._dated(entry)
         after = position.number if position is not None else None
         return await self._step(
             session_id,
             lambda working: working.attach(
-                session_id, connection_id, now=now, position=position, only_if_free=only_if_free
-            ),
+                session_id,
+                connection_id,
+                now=now,
+                position=position,
+                only_if_free=only_if_free,
+                entry=entry,
+            ),  # fmt: skip
             wanted=Wanted(stream=EVENTS, log=True, after=after),
             now=now,
         )
 
-    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
+    async def detach(
+        self, session_id: SessionId, fencing_epoch: FencingEpoch, entry: Entry | None = None
+    ) -> bool:
+        entry = await self._dated(entry)
         return await self._step(
-            session_id, lambda working: working.detach(session_id, fencing_epoch)
+            session_id, lambda working: working.detach(session_id, fencing_epoch, entry)
         )
 
+    async def _dated(self, entry: Entry | None) -> Entry | None:
+        return Entry(await self._now(entry.at), entry.text) if entry is not None else None
+
     async def change(self, session_id: SessionId, change: RecordChange) -> bool:
+        if isinstance(change, Tell):
+            change = Tell([Entry(await self._now(at), text) for at, text in change.entries])
         return await self._step(session_id, lambda working: working.change(session_id, change))
 
     async def subscribe(self, session_id: SessionId, uri: str) -> bool:

@@ -247,6 +247,7 @@ class FileSession(MemorySession):
             client.lists,
             client.waits_from,
             client.log_level,
+            record.story,
         )
 
     def is_as_stored(self) -> None:
@@ -289,7 +290,7 @@ class FileSession(MemorySession):
 _COLUMNS = (
     "sid, session_id, mode, owner, scopes, credential_expires_at, created_at, expires_at,"
     " ends_at, fencing_epoch, connection_id, current_id, current_epoch, stream_opened, lists,"
-    " waits_from, log_level, state_version, peer, state"
+    " waits_from, log_level, state_version, peer, state, story"
 )
 _NAMES = _COLUMNS.split(", ")
 
@@ -428,6 +429,7 @@ def _session(
         fencing_epoch=fencing_epoch,
         attachment=attachment_of(connection, fencing_epoch),
         state=StoredState(loads(row["state"]), row["state_version"]),
+        story=row["story"],
     )
     session = FileSession(record, None, row=row["sid"])
     for name, number, log_epoch, *counts in logs:
@@ -618,9 +620,9 @@ def changes_of(
     columns = session.columns()
     if columns != session.stored:
         session.stored = columns
-        *plain, lists, waits_from, log_level = columns
+        *plain, lists, waits_from, log_level, story = columns
         stored_lists = encode(sorted(lists)) if lists is not None else None
-        changes.append((_SET, (*plain, stored_lists, waits_from, log_level, sid)))
+        changes.append((_SET, (*plain, stored_lists, waits_from, log_level, story, sid)))
     if record.state is not session.stored_state:
         session.stored_state = record.state
         values = encode(dict(record.state.values)), record.state.version, sid
@@ -655,7 +657,7 @@ def changes_of(
 
 _SET = (
     "UPDATE sessions SET fencing_epoch = ?, connection_id = ?, current_id = ?, current_epoch = ?,"
-    " stream_opened = ?, lists = ?, waits_from = ?, log_level = ? WHERE sid = ?"
+    " stream_opened = ?, lists = ?, waits_from = ?, log_level = ?, story = ? WHERE sid = ?"
 )
 
 

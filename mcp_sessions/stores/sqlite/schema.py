@@ -147,6 +147,10 @@ MIGRATIONS: Sequence[str] = (
     """
     ALTER TABLE events ADD COLUMN name TEXT;
     """,
+    # 7 to 8: what happened to each session.
+    """
+    ALTER TABLE sessions ADD COLUMN story TEXT NOT NULL DEFAULT '';
+    """,
 )
 """The steps from version N of a file to N + 1. A released entry never changes."""
 

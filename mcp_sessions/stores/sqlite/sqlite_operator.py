@@ -13,14 +13,17 @@ from mcp_sessions.core.ends import SessionEnd, StoreMade
 from mcp_sessions.core.log import UNBOUNDED
 from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreUnavailable
 from mcp_sessions.ids import SessionId
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.ends_contract import end_by_operator
 from mcp_sessions.stores.probe import EngineFacts
 from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.stores.sql.sql_store import unreadable
 from mcp_sessions.stores.sqlite import rows, schema, sqlite_ends
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
 from mcp_sessions.stores.sqlite.rows import Transaction
 from mcp_sessions.stores.sqlite.schema import committing
 from mcp_sessions.stores.sqlite.writer import InTransaction
+from mcp_sessions.stores.whole_sessions import WholeSession
 
 T = TypeVar("T")
 
@@ -42,6 +45,15 @@ class SQLiteOperatorStore:
 
     async def all_sessions(self) -> Sequence[SessionRecord]:
         return await asyncio.to_thread(self._read, lambda tx: rows.records(tx))
+
+    async def whole(self, session_id: SessionId) -> WholeSession | None:
+        def work(tx: Transaction) -> WholeSession | None:
+            try:
+                return rows.whole(tx, session_id, SessionPolicy())
+            except rows.UNREADABLE as failed:
+                raise unreadable(failed) from failed
+
+        return await asyncio.to_thread(self._read, work)
 
     async def end(self, session_id: SessionId) -> bool:
         """Ask the process that serves to end the session, or end it here if none serves.

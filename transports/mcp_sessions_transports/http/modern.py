@@ -34,6 +34,7 @@ from mcp_sessions.core.messages import (
     error_message,
     wire_error,
 )
+from mcp_sessions.core.story import Why
 from mcp_sessions.errors import LimitReached, SessionNotFound, StoreUnavailable, WireError
 from mcp_sessions.ids import Position, SessionId, position_of
 from mcp_sessions.policy import SessionPolicy
@@ -104,6 +105,10 @@ class ListenStream:
     @property
     def is_taken(self) -> bool:
         return self._stream.is_taken
+
+    @property
+    def was_slow(self) -> bool:
+        return self._stream.was_slow
 
     def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
@@ -257,7 +262,8 @@ class ModernHttp:
                     await stream.serve(call.receive, watched.guarding(call.send))
             finally:
                 stream.cut()
-                await served.attachments.remove(connection)
+                why = Why.SLOW if stream.was_slow else Why.CLOSED
+                await served.attachments.remove(connection, why=why)
             return
         await Call(request, inbound).answer(Outcome(None, error), retry_after=retry_after)
         await channel.respond(call)
@@ -284,7 +290,7 @@ class ModernHttp:
             await served.listening.attach(request, record, connection)
         except BaseException:
             # Nobody serves it: it must not stay behind as a connection.
-            await served.attachments.remove(connection)
+            await served.attachments.remove(connection, why=Why.NOT_ATTACHED)
             raise
         inbound.acknowledged()
         return connection, stream

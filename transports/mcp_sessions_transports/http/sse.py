@@ -155,6 +155,10 @@ class GetStream:
     def last(self) -> str:
         return self._feed.last
 
+    @property
+    def was_slow(self) -> bool:
+        return self.stream.was_slow
+
     def open_with(self, first: Sequence[bytes], *, primes: bool) -> None:
         """Send messages before anything of the log.
 

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from mcp_sessions.background import stopped
 from mcp_sessions.core.availability import not_running
 from mcp_sessions.core.nearness import BY_NAME
+from mcp_sessions.core.story import Why
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
@@ -134,12 +135,14 @@ class WebSocketBinding:
         connection = DuplexConnection("websocket", principal, served, scope=scope)
         served.connections.add(connection.client)
         logger.debug("websocket %s opened", digest(connection.client.id))
-        closing = Closing()
+        closing, why = Closing(), Why.CLOSED
         # A writer whose peer takes nothing learns of no cut: it waits for the network.
         cut = asyncio.ensure_future(connection.transport.outbox.until_cut())
         tasks = [cut]
 
         def expired() -> None:
+            nonlocal why
+            why = Why.CREDENTIAL_EXPIRED
             closing.because(CloseCode.POLICY_VIOLATION, "credential expired")
             connection.transport.outbox.cut()
 
@@ -156,13 +159,15 @@ class WebSocketBinding:
                 await asyncio.wait({reader}, timeout=1)
         finally:
             if connection.transport.outbox.was_slow:
+                why = Why.SLOW
                 said = reached("too slow", connection.transport.outbox.exceeded)
                 closing.because(CloseCode.TRY_AGAIN_LATER, f"{said}; come back in {_BACK} s")
             elif connection.transport.is_draining:
+                why = Why.DRAINING
                 closing.because(CloseCode.SERVICE_RESTART, "the server is shutting down")
                 # Before the store is written: what the client asks meanwhile nobody reads.
                 await closing.say(send)
-            await connection.gone()
+            await connection.gone(why=why)
             failures = await stopped(*tasks)
             await closing.say(send)
             logger.debug("websocket %s closed", digest(connection.client.id))

@@ -16,8 +16,9 @@ from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import NotNamed
 from mcp_sessions.core.request_keys import Begun, KeyUse, content_digest
 from mcp_sessions.core.states import Mode
+from mcp_sessions.core.story import Why, detaches
 from mcp_sessions.errors import InvalidReason, InvalidRequest, SessionDetached, SessionNotFound
-from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
+from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId, process_of, replica_name
 from mcp_sessions.server.calls.table import Call, KeyScope, Outcome, Stage
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.connection import Inbound, NotChanged
@@ -189,12 +190,16 @@ class Association(Stage):
             if await self._connections.is_there(attachment.connection_id):
                 return
             # Its process died with the connection, and could not say so (ATT9).
-            await self._store.detach(record.session_id, attachment.fencing_epoch)
+            home = process_of(attachment.connection_id)
+            gone = detaches(self._clock(), Why.REPLICA_GONE, replica_name(home or ""))
+            await self._store.detach(record.session_id, attachment.fencing_epoch, gone)
         if not inbound.principal.scopes >= record.principal.scopes:
             # A weaker credential may use the session, but not receive what a stronger one may
             # have caused (SEC3).
             return
-        attached = await self._attachments.attach(record.session_id, connection, only_if_free=True)
+        attached = await self._attachments.attach(
+            record.session_id, connection, why=Why.NAMED, only_if_free=True
+        )
         if attached is None:
             return
         current = await inbound.current()

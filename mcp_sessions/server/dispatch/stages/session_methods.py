@@ -21,6 +21,7 @@ from mcp_sessions.core.messages import (
     session_id_member,
 )
 from mcp_sessions.core.states import Mode
+from mcp_sessions.core.story import Why
 from mcp_sessions.errors import (
     METHOD_NOT_FOUND,
     InvalidParams,
@@ -53,7 +54,7 @@ class SessionMethods(Stage):
         held: Collection[SessionId],
         sealed: SealedState,
     ) -> None:
-        self._store, self._clock = replica.store, replica.clock
+        self._store, self._clock, self._stories = replica.store, replica.clock, replica.stories
         self._attachments, self._lifecycle = attachments, lifecycle
         self._held, self._sealed = held, sealed
 
@@ -86,7 +87,7 @@ class SessionMethods(Stage):
         record = await self._lifecycle.create(Mode.PROTOCOL, inbound.principal, inbound.peer)
         session_id, connection = record.session_id, inbound.connection
         if connection is not None:
-            attached = await self._attachments.attach(session_id, connection)
+            attached = await self._attachments.attach(session_id, connection, why=Why.STARTED)
             if attached is not None:
                 await inbound.make_current(session_id, attached.fencing_epoch)
         return {
@@ -101,7 +102,7 @@ class SessionMethods(Stage):
         record = await self._lifecycle.create(Mode.PROTOCOL, inbound.principal, inbound.peer)
         if inbound.connection is not None:
             # It receives its events here, but does not become the current session.
-            await self._attachments.attach(record.session_id, inbound.connection)
+            await self._attachments.attach(record.session_id, inbound.connection, why=Why.STARTED)
         result: dict[str, Any] = {"session": self._sealed.metadata(record)}
         if self._store.remembers:
             result["_meta"] = {EVENT_ID_META: await self._begin(record, inbound)}
@@ -129,6 +130,7 @@ class SessionMethods(Stage):
         if not inbound.principal.scopes >= record.principal.scopes:
             # A weaker credential does not read what a stronger one may receive (SEC3).
             logger.warning("session %s: resume with fewer scopes refused", digest(session_id))
+            self._stories.count(session_id, f"refused fewer-scopes {request.method}")
             raise SessionNotFound(session_id)
         if inbound.http.resumes_stream or inbound.http.session_header == session_id:
             raise InvalidRequest(
@@ -143,6 +145,7 @@ class SessionMethods(Stage):
         attached = await self._attachments.attach(
             session_id,
             connection,
+            why=Why.RESUMED,
             position=position,
             instance=request.instance,
             had=record.attachment,

@@ -1,6 +1,6 @@
--- needs: session log
+-- needs: session log story
 -- ARGV: connection, whether there is one, only if free, now, new log epoch, window (3), why the
--- position is none, its epoch, its number
+-- position is none, its epoch, its number; of the entry of its story, the time and the text
 --
 -- As core/attachment.py: the newest attachment is the only one (RES3, TKO1).
 local fields = redis.call('HMGET', base, 'ends', 'conn', 'fence', 'maker', 'waits')
@@ -24,6 +24,13 @@ if ARGV[2] == '1' then
 else
     fields[5] = false
     redis.call('HDEL', base, 'conn')
+end
+if ARGV[12] then
+    local taken = fields[2] and fields[2] ~= ARGV[1] and 'over' or 'free'
+    tell(ARGV[12], table.concat({
+        ARGV[13], taken, ARGV[9] == '' and ARGV[11] or '-', whole(log.head), #(entries or {}),
+        whole(log.evicted), reason or '-',
+    }, ' '))
 end
 return {
     whole(fence), log.epoch, whole(log.head), fields[2], fields[3], reason or false,

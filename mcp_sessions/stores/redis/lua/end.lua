@@ -1,5 +1,5 @@
 -- needs: session
-local found, member = record(), redis.call('HGET', base, 'member')
+local found, member = whole_record(), redis.call('HGET', base, 'member')
 local tokens = redis.call('HGETALL', base .. ':u')
 if found then
     delete()

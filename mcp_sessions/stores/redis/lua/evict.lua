@@ -32,6 +32,6 @@ end
 if has_come(ends, expires) or not goes() then
     return { 'kept' }
 end
-local found, tokens = record(), redis.call('HGETALL', base .. ':u')
+local found, tokens = whole_record(), redis.call('HGETALL', base .. ':u')
 delete()
 return { 'over', found, tokens }

@@ -11,7 +11,7 @@ if not has_come(counts, now) then
     local deadline = has_come(expires, now) and deadline_for(mode, 3)
     return { 'later', deadline and move_deadline(tonumber(now), deadline, ends) or expires }
 end
-local found = record()
+local found = whole_record()
 local tokens = redis.call('HGETALL', base .. ':u')
 delete()
 return { 'over', found, tokens }

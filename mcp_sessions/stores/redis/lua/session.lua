@@ -67,6 +67,15 @@ local function record(known, knows_peer)
     }
 end
 
+-- The same of a session that goes: with its story.
+local function whole_record()
+    local found = record()
+    if found then
+        found[5] = redis.call('HGET', base, 'story')
+    end
+    return found
+end
+
 local function keys()
     local all = { base }
     for _, suffix in ipairs({ ':u', ':s', ':c', ':d', ':q', ':qf', ':qa', ':r' }) do

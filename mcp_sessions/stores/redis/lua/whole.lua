@@ -43,6 +43,6 @@ for i, key in ipairs(order) do
     }
 end
 return {
-    record('', '0'), redis.call('HGET', base, 'datav'), redis.call('GET', base .. ':d'),
+    whole_record(), redis.call('HGET', base, 'datav'), redis.call('GET', base .. ':d'),
     redis.call('HGETALL', base .. ':c'), logs, found,
 }
