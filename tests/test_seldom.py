@@ -50,6 +50,7 @@ def test_a_clock_that_was_set_back_hides_nothing_for_long() -> None:
         "mcp_sessions_transports.websocket.websocket_server",
         "mcp.client.sse",
         "mcp.client.stdio",
+        "mcp.server.request_state",
         "mcp_sessions.client.messages",
         "mcp_sessions_transports.stdio.stdio_client",
     ],

@@ -26,6 +26,7 @@ from mcp_sessions import method_names
 from mcp_sessions.core.client_description import described
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.upstream.port import (
     Outbound,
     UpstreamCall,
@@ -38,6 +39,8 @@ from mcp_sessions.server.upstream.sdk.ways_back import SdkOutbound
 from mcp_sessions.stores.records import Peer
 
 logger = logging.getLogger(__name__)
+# Any client can send a state that no server made. The SDK logs a line for each.
+logging.getLogger("mcp.server.request_state").addFilter(Seldom())
 
 
 class FastMCPServer(Protocol):
