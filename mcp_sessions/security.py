@@ -34,6 +34,7 @@ from mcp_sessions.ids import (
     parse_session_id,
 )
 from mcp_sessions.principal import Principal
+from mcp_sessions.seldom import OnceAMinute
 
 if TYPE_CHECKING:
     from mcp_sessions.sealing import Binding, Codec
@@ -186,6 +187,7 @@ class SessionSecurity:
         )
         # The keys themselves are not kept, only what is derived from them.
         self._names = Names(keys, Purpose.NAME)
+        self._refused_states = OnceAMinute()
         self._states: Codec
         self._session_ids: Codec
         if sign_only:
@@ -330,7 +332,8 @@ class SessionSecurity:
             claims = self._states.open(token, binding=self._binding(principal, session_id))
             _check_time(claims, now)
         except InvalidState as refused:
-            logger.warning("state of session %s refused: %s", digest(session_id), refused.cause)
+            if self._refused_states.due(now):
+                logger.warning("state of session %s refused: %s", digest(session_id), refused.cause)
             raise
         return claims["state"], claims["version"]
 

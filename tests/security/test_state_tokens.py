@@ -300,6 +300,14 @@ def test_each_cause_gets_the_one_answer_and_its_own_line_in_the_log(
         assert not secret or secret not in line
 
 
+def test_a_flood_of_wrong_tokens_is_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    security = server()
+    for second in range(121):
+        with pytest.raises(InvalidState):
+            opened(security, "junk", now=NOW + second)
+    assert len(caplog.records) == 3
+
+
 def test_the_answer_is_the_one_of_the_protocol() -> None:
     """STT8: ``-32602``, ``data.reason = "invalid_state"``."""
     error = refusal(server(), "")
