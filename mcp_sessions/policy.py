@@ -217,6 +217,7 @@ class SessionPolicy:
 
     While ``send_buffer`` is full, the server reads no more from the client. Answers to its earlier
     requests are still queued. An answer that exceeds this bound closes the connection (1013).
+    What came of requests and messages that are not whole has as much in one process.
     """
 
     send_buffer: int = 1_048_576

@@ -16,7 +16,10 @@ Rules:
    address has more connections than its own has. Otherwise it gets 503.
 4. At most :data:`MOST_DELAYED` connections wait for a refusal, however many connections there may
    be. One more replaces the first of them.
-5. A line in the log says so, at most once in :data:`QUIET` seconds.
+5. What came of requests and messages that are not whole has a bound in bytes. Beyond it the largest
+   of the address that has most bytes is refused: its request with 503, its WebSocket with 1013. It
+   counts with at most ``max_message``, since an application may pass on what it reads.
+6. A line in the log says so, at most once in :data:`QUIET` seconds.
 
 The bound is ``max_connections``, or the rest of the limit of file descriptors. The last few are for
 the server's own files, and for health checks.
@@ -70,6 +73,9 @@ class ConnectionLimits:
     max_message: int
     """Bytes of one message on a WebSocket."""
 
+    max_unfinished: int
+    """Bytes that came of all requests and messages that are not whole."""
+
     receive_timeout: float
     slow_timeout: float
     max_connections: int | None
@@ -79,8 +85,12 @@ class ConnectionLimits:
 def connection_limits(policies: Sequence[SessionPolicy]) -> ConnectionLimits:
     """Return the limits of a process that serves layers of these policies: the widest of each."""
     most = [policy.max_connections for policy in policies]
+    max_message = max(policy.max_message for policy in policies)
+    max_unread = max(policy.max_unread_bytes for policy in policies)
     return ConnectionLimits(
-        max_message=max(policy.max_message for policy in policies),
+        max_message=max_message,
+        # Otherwise two clients could never send one at the same time.
+        max_unfinished=max(max_unread, 2 * max_message),
         receive_timeout=max(policy.receive_timeout for policy in policies),
         slow_timeout=max(policy.slow_timeout for policy in policies),
         max_connections=None if None in most else max(filter(None, most)),
@@ -106,6 +116,12 @@ class Looked:
     unsent_since: float = 0.0
     """Since when it has taken none of them; 0: it takes some."""
 
+    unfinished: int = 0
+    """Bytes that came of a request or message that is not whole."""
+
+    sender: Hashable = None
+    """The address of their sender, which a proxy may have named."""
+
 
 class Open(Protocol):
     transport: asyncio.Transport
@@ -120,6 +136,10 @@ class Open(Protocol):
         ...
 
     def is_stuck(self) -> bool: ...
+
+    def drop(self) -> None:
+        """Refuse what is not whole, and keep none of it."""
+        ...
 
     def give_up(self) -> bool:
         """Refuse a request that is late. False: it runs already."""
@@ -143,6 +163,14 @@ class OpenConnections:
 
         self._delayed: dict[Open, None] = {}
         """Those that wait for a refusal, the first that began to wait first."""
+
+        self._unfinished: dict[Open, None] = {}
+        """Those that send something that is not whole."""
+
+        self._unfinished_of: Counter[Hashable] = Counter()
+        """Address → bytes of the same."""
+
+        self._unfinished_bytes = 0
 
         self._most = limits.max_connections or sys.maxsize
         self._descriptors = _limit()
@@ -206,7 +234,29 @@ class OpenConnections:
         self._leaving.add(first)
         first.transport.abort()
 
+    def arrived(self, connection: Open, size: int, sender: Hashable) -> None:
+        """Note how many bytes came of a request or message that is not whole.
+
+        Args:
+            sender: The address of who sends it.
+        """
+        looked, size = connection.looked, min(size, self.limits.max_message)
+        self._unfinished_bytes += size - looked.unfinished
+        self._unfinished_of[looked.sender] -= looked.unfinished
+        if not self._unfinished_of[looked.sender]:
+            del self._unfinished_of[looked.sender]
+        looked.unfinished, looked.sender = size, sender
+        if size:
+            self._unfinished[connection] = None
+            self._unfinished_of[sender] += size
+        else:
+            self._unfinished.pop(connection, None)
+        while self._unfinished_bytes > self.limits.max_unfinished:
+            self._drop_one(sender)
+
     def closed(self, connection: Open) -> None:
+        if connection.looked.unfinished:
+            self.arrived(connection, 0, None)
         if connection in self._open:
             del self._open[connection]
             address = connection.looked.address
@@ -264,6 +314,16 @@ class OpenConnections:
     def give_up(self) -> None:
         for each in list(self._open):
             each.give_up()
+
+    def _drop_one(self, newest: Hashable) -> None:
+        # Of two addresses with as many bytes, the newest goes first.
+        sizes = self._unfinished_of.items()
+        most, _ = max(sizes, key=lambda each: (each[1], each[0] == newest))
+        of_it = [each for each in self._unfinished if each.looked.sender == most]
+        largest = max(of_it, key=lambda each: each.looked.unfinished)
+        self.arrived(largest, 0, None)
+        self.count_reason("refused: too many bytes came of what was not whole")
+        largest.drop()
 
     def _goes_first(self, connection: Open) -> tuple[int, float]:
         looked = connection.looked

@@ -20,6 +20,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.protocol import State
 
 from mcp_sessions.authentication.pace import DELAYS
+from mcp_sessions.core.addresses import address_of
 from mcp_sessions.core.nearness import CLIENT, ConnectedClient
 from mcp_sessions.serve.open_connections import (
     RETRY_AFTER,
@@ -56,6 +57,9 @@ _PONG = b"\x8a"
 
 _INVALID_DATA = 1007
 """The close code of RFC 6455, 7.4.1, for a text that is no UTF-8."""
+
+_TRY_AGAIN_LATER = 1013
+"""The close code that IANA has registered for a server that has too much to do."""
 
 
 class LimitedConfig(uvicorn.Config):
@@ -129,12 +133,26 @@ class _Limited:
             # As the event loop does where it calls a protocol.
             self.transport.abort()
             raise
+        self._count_unfinished()
         if self.transport.is_closing():
             self._unparsed.clear()
         return self._is_in_turn
 
     def _parse_unparsed(self) -> bool:
         """Parse some of what waits. Return whether more can be parsed."""
+        raise NotImplementedError
+
+    def _count_unfinished(self) -> None:
+        """Note the bytes that came of what is not whole."""
+        if self.transport.is_closing():
+            return
+        size, scope = self._unfinished()
+        if size or self.looked.unfinished:
+            sender = self.looked.address if scope is None else address_of(scope)
+            self._connections.arrived(cast("Open", self), size, sender)
+
+    def _unfinished(self) -> tuple[int, Any]:
+        """Return these bytes, and the scope of their request. None: there is none yet."""
         raise NotImplementedError
 
     def delay(self, wait: asyncio.Future[None] | None) -> None:
@@ -166,6 +184,7 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
     # ours in the same place, each connection would have a table of its own.
     __slots__ = (
         "_before",
+        "_body",
         "_body_left",
         "_client",
         "_connections",
@@ -198,6 +217,9 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
         self._body_left = 0
         """Bytes that its body still has. The length of a chunked one is not known."""
 
+        self._body = 0
+        """Bytes that came of it, while it is not whole."""
+
         self._before = b""
         """The last bytes that were parsed, if they may be the first of ``_BLANK``."""
 
@@ -226,13 +248,16 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
             self._unparsed += data[parsed:]
             if self._keep_waiting():
                 self._take_turns()
+        self._count_unfinished()
 
     def on_body(self, body: bytes) -> None:
         self._header = 0
+        self._body += len(body)
         super().on_body(body)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._count_unfinished()
         if self._unparsed:
             self._take_turns()
 
@@ -296,7 +321,7 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
 
     def _look_at_header(self) -> None:
         if self._has_header() and self._framed is not self.scope:
-            self._framed, self._header = self.scope, 0
+            self._framed, self._header, self._body = self.scope, 0, 0
             for name, value in self.headers:
                 if name == b"content-length":
                     self._body_left = int(value)
@@ -306,11 +331,18 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
 
     def _look_whether_whole(self) -> None:
         if self._has_header() and not self.cycle.more_body:
-            self._receives = False
+            self._receives, self._body = False, 0
             self.looked.late_at = None
         elif not self._receives:
             self._receives = True
             self.looked.late_at = self.looked.received_at + self._connections.limits.receive_timeout
+
+    def _unfinished(self) -> tuple[int, Any]:
+        has_header = self._has_header()
+        # Of a body whose request has its response, nothing is kept.
+        body = 0 if has_header and self.cycle.response_complete else self._body
+        size = self._header + body + len(self._unparsed)
+        return size, self.scope if has_header else None
 
     def _has_header(self) -> bool:
         return self.cycle is not None and self.scope is self.cycle.scope
@@ -373,6 +405,17 @@ class LimitedHttp(_Limited, HttpToolsProtocol):
     def is_stuck(self) -> bool:
         return self.flow.write_paused
 
+    def drop(self) -> None:
+        self._unparsed.clear()
+        if self.waits() and not self.transport.is_closing():
+            self._refuse(b"503 Service Unavailable\r\nretry-after: %d" % RETRY_AFTER)
+        else:
+            self.transport.abort()
+        if self.cycle is not None:
+            # Whoever reads the body keeps it until then.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
     def give_up(self) -> bool:
         if not self.waits():
             return False
@@ -428,6 +471,7 @@ class LimitedWebSocket(_Limited, WebSocketsSansIOProtocol):
         is_early = self.handshake_initiated and not self.handshake_complete
         if len(data) <= _SLICE and not self._unparsed and not is_early:
             self._parse(data)
+            self._count_unfinished()
             return
         self._unparsed += data
         # No more than this is read until it is parsed.
@@ -522,6 +566,16 @@ class LimitedWebSocket(_Limited, WebSocketsSansIOProtocol):
     def is_stuck(self) -> bool:
         return not self.writable.is_set()
 
+    def drop(self) -> None:
+        self.frames.clear()
+        self._unparsed.clear()
+        self.conn.reader.discard()
+        if self.conn.state is State.OPEN:
+            self.conn.send_close(_TRY_AGAIN_LATER)
+            self.handle_parser_exception()
+        else:
+            self.transport.abort()
+
     def give_up(self) -> bool:
         return False
 
@@ -544,3 +598,7 @@ class LimitedWebSocket(_Limited, WebSocketsSansIOProtocol):
             return True
         self.transport.resume_reading()
         return False
+
+    def _unfinished(self) -> tuple[int, Any]:
+        message = sum(map(len, self.frames)) + len(self.conn.reader.buffer)
+        return message + len(self._unparsed), self.scope

@@ -180,6 +180,9 @@ class Handshaking(asyncio.Transport):
     def is_stuck(self) -> bool:
         return False
 
+    def drop(self) -> None:
+        self.abort()
+
     def give_up(self) -> bool:
         self.abort()
         return True

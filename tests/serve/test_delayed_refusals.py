@@ -39,7 +39,11 @@ class Setup:
 
     def __init__(self, most: int | None, app: ASGIApp | None) -> None:
         limits = ConnectionLimits(
-            max_message=1_000, receive_timeout=30, slow_timeout=30, max_connections=most
+            max_message=1_000,
+            max_unfinished=1_000_000,
+            receive_timeout=30,
+            slow_timeout=30,
+            max_connections=most,
         )
         self._config = http_config(app or self._app, HttpSettings(limits=limits, log_level="error"))
         self._config.load()

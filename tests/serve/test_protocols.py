@@ -215,7 +215,11 @@ async def test_a_peer_that_leaves_is_noticed_while_another_request_of_it_waits()
 async def test_the_system_ends_a_connection_whose_peer_is_gone() -> None:
     """SES14: a comment of a few bytes waits in the kernel, which would hold it for 15 minutes."""
     limits = ConnectionLimits(
-        max_message=1, receive_timeout=7.5, slow_timeout=1, max_connections=None
+        max_message=1,
+        max_unfinished=1_000_000,
+        receive_timeout=7.5,
+        slow_timeout=1,
+        max_connections=None,
     )
     served: list[LimitedHttp] = []
     found: list[int] = []
