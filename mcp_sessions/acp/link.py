@@ -49,9 +49,11 @@ from mcp_sessions.errors import (
     WireError,
 )
 from mcp_sessions.security import mint_connection_id
+from mcp_sessions.seldom import Seldom
 from mcp_sessions_transports.stdio.stdio_server import lines, standard_streams, writing
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 
 class MessageTooLong(Exception):

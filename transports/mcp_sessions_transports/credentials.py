@@ -11,8 +11,10 @@ from starlette.types import Message, Scope, Send
 
 from mcp_sessions.background import Background
 from mcp_sessions.principal import Principal
+from mcp_sessions.seldom import Seldom
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 StillValid = Callable[[Scope, Principal], Awaitable[bool]]
 

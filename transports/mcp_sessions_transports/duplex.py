@@ -48,6 +48,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.calls.table import Call, Outcome
 from mcp_sessions.server.connection.connection import (
     DEFAULT_VERSION,
@@ -62,6 +63,7 @@ from mcp_sessions_transports.duplex_transport import DuplexChannel, DuplexTransp
 from mcp_sessions_transports.served import Served
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 
 Handling = Coroutine[Any, Any, None]

@@ -29,8 +29,10 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import Position, SessionEventId, SessionId, position_of
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.seldom import Seldom
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _AT_ONCE = 262_144
 """Bytes that are handed to the network in one step, or one chunk if that is larger."""

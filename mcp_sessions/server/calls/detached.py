@@ -11,10 +11,12 @@ from mcp_sessions.core.fair_bound import FairBound
 from mcp_sessions.core.messages import wire_error
 from mcp_sessions.errors import OutcomeUnknown
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.calls.shares import share_of
 from mcp_sessions.server.calls.table import Run, load_of
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 IN_BACKGROUND = "a background task of a request"
 """Names such work in the log."""

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions.core.messages import encode
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.cluster.replica_messages import Result, Update
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _WAITING = 1_048_576
 """Bytes of updates that wait for one client, at most. Beyond that notifications are left out."""

@@ -28,6 +28,7 @@ from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import SessionSecurity, is_minted, mint_handle
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.calls.table import OfConversation
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.connection import Inbound
@@ -36,6 +37,7 @@ from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _OF_NONE = frozenset({method_names.PING, method_names.DISCOVER, method_names.LISTEN})
 """Methods that never reach a handler of the application with a use for a session."""

@@ -26,6 +26,7 @@ from mcp_sessions.errors import (
     WireError,
 )
 from mcp_sessions.ids import RequestKey, SessionId
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.calls.shares import share_of
 from mcp_sessions.server.calls.table import ANSWERED, Call, Keyed, Outcome, Stage, abort
 from mcp_sessions.server.cluster.replica import Replica
@@ -45,6 +46,7 @@ from mcp_sessions.stores.limits import check_peer
 from mcp_sessions.stores.records import Peer, SessionRecord
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 Register = Callable[[Peer], Awaitable[ClientConnection]]
 

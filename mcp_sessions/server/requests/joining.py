@@ -26,6 +26,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.security import mint_request_id
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.calls.table import Call, Outcome, load_of
 from mcp_sessions.server.cluster.relay import (
     Asker,
@@ -44,6 +45,7 @@ from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.stores.records import Admitted, Peer
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _ASK_EVERY = 2.0
 """Seconds between two looks at the store for an answer that nobody announced."""

@@ -25,6 +25,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.policy import TaskPolicy
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.upstream.accepted_questions import Askable, accepts
 from mcp_sessions.server.upstream.call_in_rounds import written
 from mcp_sessions.server.upstream.port import (
@@ -37,6 +38,7 @@ from mcp_sessions.server.upstream.port import (
 from mcp_sessions.stores.contract import SessionStore
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _AGAIN: Final = 1.0
 """Seconds until a write is tried again, and between two writes of what a task says."""

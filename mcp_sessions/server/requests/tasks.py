@@ -41,6 +41,7 @@ from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_session_id
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.calls.shares import share_of
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.cluster.replica_messages import TaskChanged
@@ -54,6 +55,7 @@ Publish = Callable[[SessionId, str, Mapping[str, Any]], Awaitable[object]]
 """Stores an event of a session, and sends it."""
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _STORED_AS: Final = Principal(issuer="mcp-sessions", client_id="tasks")
 """The principal of the sessions that are tasks. The task's own is in its record: so tasks do not

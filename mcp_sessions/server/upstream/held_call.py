@@ -13,10 +13,12 @@ from mcp_sessions import method_names
 from mcp_sessions.core.messages import encode, wire_error
 from mcp_sessions.core.named import name_in
 from mcp_sessions.errors import OutcomeUnknown
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.port import NotAskable, PeerRequest, UpstreamCall, UpstreamError
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _MOST = 256
 """Messages of one call that wait for its next round, the newest."""

@@ -41,6 +41,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_request_id
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.accepted_questions import Askable, accepts
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds, timed_out
@@ -56,6 +57,7 @@ from mcp_sessions.server.upstream.repeated_rounds import KEPT, RepeatedRounds
 from mcp_sessions.server.upstream.request_state import named
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 AWAY: Final = 60.0
 """Seconds that a client has to come back, even if others need the room of its call."""
@@ -264,17 +266,14 @@ class Rounds:
         return any(held.owner == session_id for held, _ in self._waiting.values())
 
     def session_ended(self, session_id: Hashable) -> None:
-        for held, _ in list(self._waiting.values()):
-            if held.owner == session_id:
-                self._give_up(held)
+        self._give_up(*(h for h, _ in self._waiting.values() if h.owner == session_id))
 
     def leave(self) -> None:
         """Cancel the calls that wait, and those that begin to wait from now on: no client can come
         back to this process.
         """
         self._is_closing = True
-        for held, _ in list(self._waiting.values()):
-            self._give_up(held)
+        self._give_up(*(held for held, _ in self._waiting.values()))
 
     async def close(self) -> None:
         self.leave()
@@ -396,12 +395,14 @@ class Rounds:
         timer = asyncio.get_running_loop().call_later(self._cancelled_after, held.cancel)
         held.outcome.add_done_callback(lambda _: timer.cancel())
 
-    def _give_up(self, held: HeldCall) -> None:
-        self._let_go(held)
-        if held.name is not None:
-            self._removed(held.name)
-        logger.warning("a call whose client was asked and did not come back is cancelled")
-        held.cancel()
+    def _give_up(self, *some: HeldCall) -> None:
+        for held in some:
+            self._let_go(held)
+            if held.name is not None:
+                self._removed(held.name)
+            held.cancel()
+        if some:
+            logger.warning("cancelled, since no client came back that was asked: %d", len(some))
 
     def _removed(self, name: str) -> HeldCall:
         held, timer = self._waiting.pop(name)

@@ -251,6 +251,18 @@ async def test_a_call_ends_with_its_session() -> None:
         await until(lambda: cancelled == ["ask_form"], "its handler ended")
 
 
+async def test_a_stop_has_one_line_for_all_calls_whose_clients_were_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One client could fill the log: there was a line for each of its calls."""
+    async with world() as w:
+        for _ in range(12):
+            asked = await client_of(w).send("tools/call", ASK).result()
+            assert asked["resultType"] == "input_required"
+    lines = [line for line in caplog.messages if "cancelled" in line]
+    assert lines == ["cancelled, since no client came back that was asked: 12"]
+
+
 async def test_clients_that_nobody_knows_do_not_end_each_others_calls() -> None:
     """They are one principal, and have no share of their own."""
     limits: Any = {"max_detached_requests_per_session": 2, "max_unread_bytes": 1_000_000}

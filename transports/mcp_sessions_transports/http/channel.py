@@ -18,6 +18,7 @@ from mcp_sessions.core.messages import RequestId, error_message, plain_draft, wi
 from mcp_sessions.errors import OutcomeUnknown, StoreUnavailable
 from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName, position_of
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.connection.connection import ClientConnection, WatchedChannel, unwatched
 from mcp_sessions.server.delivery.pending_writes import PendingWrite
 from mcp_sessions.server.delivery.streams import LogAppend, StreamLog, Streams
@@ -39,6 +40,7 @@ from mcp_sessions_transports.http.sse import (
 from mcp_sessions_transports.outbox import LogFeed
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 NO_SCOPES: frozenset[str] = frozenset()
 

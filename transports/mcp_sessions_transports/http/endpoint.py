@@ -23,6 +23,7 @@ from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.core.nearness import BY_NAME
 from mcp_sessions.errors import INTERNAL_ERROR, NotBegun, StoreUnavailable
 from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.calls.table import stopping
 from mcp_sessions.server.requests.outcome import store_error
 from mcp_sessions_transports.credentials import (
@@ -45,6 +46,7 @@ from mcp_sessions_transports.origin import Guards, OriginGuard
 from mcp_sessions_transports.pages import AROUND, ASKED
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _SPACE = (b" ", b"\t")
 

@@ -20,10 +20,12 @@ from typing import Any, BinaryIO
 
 from mcp_sessions.background import stopped
 from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.seldom import Seldom
 from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.served import Served
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _LAST_WORDS = 2.0
 """Seconds that the peer has, at the end, to take what waits for it."""

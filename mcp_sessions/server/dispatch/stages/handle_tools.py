@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mcp_sessions import method_names
 from mcp_sessions.core.handles import without_handle
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
 from mcp_sessions.server.dispatch.conversation_sessions import ConversationSessions
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
@@ -14,6 +15,7 @@ from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -31,6 +31,7 @@ from mcp_sessions.errors import (
     SessionNotFound,
 )
 from mcp_sessions.ids import IN_NO_LOG, SessionEventId, SessionId, digest, parse_position
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.connection.connection import Inbound
@@ -42,6 +43,7 @@ from mcp_sessions.stores.record_changes import SetWaitsFrom
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 
 class SessionMethods(Stage):

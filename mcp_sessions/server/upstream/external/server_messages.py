@@ -29,8 +29,10 @@ from mcp_sessions.background import Background, report
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import encode
 from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.seldom import Seldom
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 SendNotification = Callable[[str, Mapping[str, Any] | None], Awaitable[object]]
 

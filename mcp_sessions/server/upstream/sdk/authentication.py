@@ -44,9 +44,11 @@ from mcp_sessions.core.addresses import address_of, text_of_address
 from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.upstream.sdk.http_application import Recheck, Unverified, principal_of
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 LONGEST: Final = 16_384
 """Characters of a token, at most. A longer one is refused before it is looked at."""
