@@ -25,7 +25,6 @@ class ExternalServer:
         identity: The server's name in sealed tokens. A token for one server opens at no other.
         per: The scope in which clients share a child.
         max_children: At the same time.
-        max_children_per_principal: Of these, those that one principal started; None: all.
         child_idle: Seconds after its last request in which a child ends.
         start_timeout: Seconds that one has to answer ``initialize``.
         title: The server's name in the log.
@@ -49,7 +48,6 @@ class ExternalServer:
         identity: str,
         per: Per,
         max_children: int,
-        max_children_per_principal: int | None,
         child_idle: float,
         start_timeout: float,
         title: str,
@@ -61,22 +59,11 @@ class ExternalServer:
             raise ConfigurationError(f"per must be 'session', 'principal' or 'shared', not {per!r}")
         if max_children < 1:
             raise ConfigurationError(f"max_children must be at least 1, not {max_children}")
-        if max_children_per_principal is not None:
-            if max_children_per_principal < 1:
-                raise ConfigurationError(
-                    f"max_children_per_principal must be at least 1, not "
-                    f"{max_children_per_principal}"
-                )
-            if per == "shared":
-                raise ConfigurationError(
-                    "max_children_per_principal needs per='session' or 'principal'"
-                )
         self.check_seconds("child_idle", child_idle)
         self.check_seconds("start_timeout", start_timeout)
         self.identity = identity
         self.per: Per = per
         self.max_children = max_children
-        self.max_children_per_principal = max_children_per_principal
         self.child_idle = child_idle
         self.start_timeout = start_timeout
         self.title = title
@@ -98,10 +85,6 @@ class ExternalServer:
     @property
     def asks_for_scopes(self) -> bool:
         return bool(self.scopes or self.tool_scopes)
-
-    @property
-    def room_of_one(self) -> int:
-        return min(self.max_children, self.max_children_per_principal or self.max_children)
 
     @staticmethod
     def check_seconds(name: str, seconds: float) -> None:

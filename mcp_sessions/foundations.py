@@ -132,7 +132,7 @@ class Outside:
         relay, remote_children = RequestRelay(bus), None
         if store.exchange is not None:
             remote_children = RemoteChildren(relay, store, store.exchange)
-        room = server.room_of_one if isinstance(server, ExternalServer) else None
+        room = server.max_children if isinstance(server, ExternalServer) else None
         process = bus.process if bus.is_shared else None
         rounds = Rounds(policy, room, process, other_replicas=remote_children)
         asking = rounds if policy.question_timeout else None

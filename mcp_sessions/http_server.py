@@ -36,7 +36,6 @@ class HTTPServer(ExternalServer):
         auth: Auth | None = None,
         per: Per = "session",
         max_children: int = 1_000,
-        max_children_per_principal: int | None = None,
         child_idle: float = 900,
         start_timeout: float = 30,
         silence: float = 300,
@@ -54,8 +53,6 @@ class HTTPServer(ExternalServer):
                 a request is answered 401, which is then sent once more.
             per: Who shares a session there, see ``StdioServer``.
             max_children: Sessions there at the same time; who needs one more is refused.
-            max_children_per_principal: Of these, those that were started for one user; None:
-                all. Without authentication everybody is one principal.
             child_idle: Seconds after its last request in which a session there ends.
             start_timeout: Seconds that the server has to answer ``initialize``.
             silence: Seconds without a byte of its answer, or of a sign of life before that, after
@@ -81,7 +78,6 @@ class HTTPServer(ExternalServer):
             identity=self.name,
             per=per,
             max_children=max_children,
-            max_children_per_principal=max_children_per_principal,
             child_idle=child_idle,
             start_timeout=start_timeout,
             title=title,

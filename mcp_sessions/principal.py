@@ -28,10 +28,6 @@ class Principal:
             return self.issuer, None, self.client_id
         return self.issuer, self.subject
 
-    def is_user_of(self, other: Principal | None) -> bool:
-        """Whether limits count both together. None: all principals."""
-        return other is None or self.user == other.user
-
     @property
     def checked_scopes(self) -> frozenset[str] | None:
         """The scopes of the credential. None: there is none, and the caller needs none. A server

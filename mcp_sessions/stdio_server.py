@@ -129,7 +129,6 @@ class StdioServer(ExternalServer):
         cwd: str | os.PathLike[str] | None = None,
         per: Per = "session",
         max_children: int = 64,
-        max_children_per_principal: int | None = None,
         child_idle: float = 900,
         start_timeout: float = 30,
         warm: int = 0,
@@ -157,8 +156,6 @@ class StdioServer(ExternalServer):
                 principal share one. ``shared``: all clients share one. The last two are for servers
                 that keep nothing of a client: they learn of no client and cannot ask one anything.
             max_children: Processes at the same time; a request that needs one more is refused.
-            max_children_per_principal: Of these, those that were started for one user; None:
-                all. Without authentication all clients are one principal.
             child_idle: Seconds after its last request in which a process exits.
             start_timeout: Seconds that a process has to answer ``initialize``.
             warm: Processes that start before they are needed, so that a session need not wait for
@@ -183,7 +180,6 @@ class StdioServer(ExternalServer):
             identity=identity,
             per=per,
             max_children=max_children,
-            max_children_per_principal=max_children_per_principal,
             child_idle=child_idle,
             start_timeout=start_timeout,
             title=title,

@@ -47,7 +47,6 @@ _OF_URL: Final = frozenset({"url", "headers"})
 _OURS: Final = {
     "per": "per",
     "maxChildren": "max_children",
-    "maxChildrenPerPrincipal": "max_children_per_principal",
     "childIdle": "child_idle",
     "startTimeout": "start_timeout",
     "warm": "warm",

@@ -31,7 +31,6 @@ DEFAULT_PORT = 8000
 EXTERNAL_OPTIONS = (
     "per",
     "max_children",
-    "max_children_per_principal",
     "child_idle",
     "start_timeout",
 )
@@ -386,12 +385,6 @@ def _add_external(group: types.Options) -> None:
         choices=("session", "principal", "shared"),
     )
     group.add("--max-children N", "processes, or sessions at a URL (64; 1000)", types.count)
-    group.add(
-        "--max-children-per-principal N",
-        "the same for one user (no limit)",
-        types.count,
-        is_listed=False,
-    )
     group.add("--lazy", "start no server before a client needs it", default=None, is_listed=False)
     group.add(
         "--child-idle TIME",

@@ -21,7 +21,7 @@ def printed(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
     ("typed", "offered"),
     [
         ("", sorted(COMMANDS)),
-        ("serve --max-chil", ["--max-children", "--max-children-per-principal"]),
+        ("serve --max-chil", ["--max-children"]),
         ("keys revo", ["revoke"]),
         ("serve --log-format ", ["json", "text"]),
         ("serve --config mcp.j", ["mcp.json"]),

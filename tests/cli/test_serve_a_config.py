@@ -148,7 +148,6 @@ def test_what_hosts_write_is_read(
             "autoApprove": ["x"],
             "warm": 2,
             "maxChildren": 8,
-            "maxChildrenPerPrincipal": 3,
             "childIdle": 1.5,
         },
         "url": {"url": "https://host/mcp", "headers": {"Authorization": "Bearer ${env:TOKEN}"}},
@@ -163,7 +162,7 @@ def test_what_hosts_write_is_read(
     assert list(servers) == ["command", "url", "own", "typed"]
     assert isinstance(command, StdioServer) and command.args == ("-S", CHILD)
     assert (command.env["A"], command.cwd, command.per) == ("t$x", str(tmp_path), "principal")
-    assert (command.warm, command.max_children, command.max_children_per_principal) == (2, 8, 3)
+    assert (command.warm, command.max_children) == (2, 8)
     assert (command.title, url.title) == ("the server command", "the server url")
     assert (command.child_idle, command.start_timeout, typed.max_children) == (1.5, 2.0, 9)
     assert isinstance(url, HTTPServer) and url.headers == {"Authorization": "Bearer t$x"}

@@ -274,7 +274,7 @@ async def puppet_world(*, per: str = "session", most: int = 3) -> AsyncGenerator
         other_replicas=None,
         policy=SessionPolicy(),
         declared=DeclaredHeaders(),
-        rounds=Rounds(SessionPolicy(), server.room_of_one, None),
+        rounds=Rounds(SessionPolicy(), server.max_children, None),
         remembers=False,
     )
     async with upstream.lifespan():

@@ -215,43 +215,43 @@ class Rounds:
             raise
         return await self._repeated.serve(name, held, answers, partial(self._turn, held, params))
 
-    async def give_up_oldest(self, of: Principal | None, share: Hashable) -> bool:
+    async def give_up_oldest(self, share: Hashable, of: Principal | None = None) -> bool:
         """Give up a call outside of sessions whose client is away, to make room: the oldest of the
         client that has most.
 
         Args:
-            of: Its principal. None: any.
             share: The client that needs the room. It gets nothing of a client with as many calls.
+            of: A user whose call it is to be. None: anybody's.
 
         Returns:
             Whether a call was given up.
         """
-        held = self._away(of, share)
+        held = self._away(share, of)
         if held is None:
             return False
         self._give_up(held)
         await asyncio.wait({held.outcome}, timeout=_CANCELLING)
         return True
 
-    def gives_up_at(self, of: Principal | None, share: Hashable) -> float:
+    def gives_up_at(self, share: Hashable) -> float:
         """Return when :meth:`give_up_oldest` gives up the next call, if its client stays away.
         Infinite: there is none.
         """
-        return min(map(self._may_go_at, self._replaceable(of, share)), default=math.inf)
+        return min(map(self._may_go_at, self._replaceable(share)), default=math.inf)
 
-    def _away(self, of: Principal | None, share: Hashable) -> HeldCall | None:
+    def _away(self, share: Hashable, of: Principal | None = None) -> HeldCall | None:
         now = asyncio.get_running_loop().time()
-        away = [name for name in self._replaceable(of, share) if self._may_go_at(name) <= now]
+        away = [name for name in self._replaceable(share, of) if self._may_go_at(name) <= now]
         return self._waiting[max(away, key=self._count_of)][0] if away else None
 
-    def _replaceable(self, of: Principal | None, share: Hashable) -> list[str]:
+    def _replaceable(self, share: Hashable, of: Principal | None = None) -> list[str]:
         """The calls that may make room for a client, oldest first."""
         has = self._bound.count(share)
         return [
             name
             for name, (held, _) in self._waiting.items()
             if isinstance(held.owner, Principal)
-            and held.owner.is_user_of(of)
+            and (of is None or held.owner.user == of.user)
             and (held.share == share or self._count_of(name) > has)
         ]
 
@@ -337,7 +337,7 @@ class Rounds:
         """Count a call, and give up those that go for it. False: it is refused itself."""
         if self._is_counted(held):
             return True
-        away = self._away(None, held.share)
+        away = self._away(held.share)
         if away is None:
             return False
         self._give_up(away)

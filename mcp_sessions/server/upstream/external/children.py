@@ -55,7 +55,7 @@ from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_eras import VERSION
 from mcp_sessions.server.upstream.external.child_requests import ChildRefused
 from mcp_sessions.server.upstream.external.failures import Failures
-from mcp_sessions.server.upstream.external.room import EVICTABLE, LOOKS, OF_ONE, WAITS, Room, Starts
+from mcp_sessions.server.upstream.external.room import EVICTABLE, LOOKS, WAITS, Room, Starts
 from mcp_sessions.server.upstream.external.server_messages import Notifier
 from mcp_sessions.server.upstream.external.slot import (
     ONE_CLIENT,
@@ -94,8 +94,8 @@ class Children:
     starter: Starter
     versions: frozenset[str]
     ours: Mapping[str, Any]
-    give_up: Callable[[Principal | None, Hashable], Awaitable[bool]]
-    gives_up_at: Callable[[Principal | None, Hashable], float]
+    give_up: Callable[[Hashable], Awaitable[bool]]
+    gives_up_at: Callable[[Hashable], float]
     prefers_modern: bool = False
     """Whether a server of both eras is spoken to in the modern era. False: see ``sharing.py``."""
 
@@ -129,7 +129,7 @@ class Children:
         return {**client, "protocolVersion": VERSION} if self.prefers_modern else client
 
     def run(self) -> None:
-        self.starter.run(lambda: self.server.max_children - self.room.count())
+        self.starter.run(lambda: self.room.left)
         self._rounds.loop("the rounds over idle children", self._round)
 
     def services(self, announce: Announce) -> Services:
@@ -260,9 +260,9 @@ class Children:
         if slot.has_ended:
             # No code would end that child: its slot is no longer known.
             raise not_started(_ENDED)
-        await self._make_room(slot, principal)
+        await self._make_room(slot)
         try:
-            with self._hanging.one(slot, principal):
+            with self._hanging.one(slot):
                 child = await self._start_in_an_era(slot, principal)
         except asyncio.CancelledError:
             if not self._hanging.made_room(slot):
@@ -302,7 +302,7 @@ class Children:
         failed: UpstreamError | None = None
         try:
             for client in tries:
-                if self._is_leaving or self.room.limit(principal, more=1) is not None:
+                if self._is_leaving or self.room.left < 2:
                     failed = None
                     return
                 own = Slot(slot.services, object(), client, ONE_CLIENT)
@@ -343,7 +343,7 @@ class Children:
         return child
 
     async def _start(self, slot: Slot, principal: Principal, client: Mapping[str, Any]) -> Child:
-        with self.room.of_start(principal):
+        with self.room.of_start():
             await self._vacate(slot)
             child = await made(self.starter, slot, principal)
         self._living[child] = principal
@@ -367,7 +367,7 @@ class Children:
             return False
         # A slot that was idle for long is no longer known.
         is_known = self.slot(slot.key, lambda: slot) is slot
-        if not is_known or self.room.limit(ANONYMOUS) is not None:
+        if not is_known or self.room.left < 1:
             return False
         self._living[child] = ANONYMOUS
         metrics.child_begun("started")
@@ -422,27 +422,26 @@ class Children:
                         del self._slots[key]
                     await self._vacate(slot)
 
-    async def _make_room(self, slot: Slot, principal: Principal) -> None:
+    async def _make_room(self, slot: Slot) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + WAITS
         # Check again after each wait: others wait for the same room.
-        while (limit := self.room.limit(principal)) is not None:
-            owner = principal if limit == OF_ONE else None
-            made = await self._end_one(owner) or await self.give_up(owner, slot.share)
-            if made or await self._end_a_start(owner):
+        while self.room.left < 1:
+            made = await self._end_one() or await self.give_up(slot.share)
+            if made or await self._end_a_start():
                 continue
-            free_at = min(self.room.free_at(owner), self.gives_up_at(owner, slot.share))
+            free_at = min(self.room.free_at(), self.gives_up_at(slot.share))
             if max(free_at, loop.time()) > until:
-                raise self.no_room(limit)
+                raise self.no_room()
             await asyncio.sleep(LOOKS)
 
-    def no_room(self, limit: str) -> UpstreamError:
-        of_one = self.server.max_children_per_principal if limit == OF_ONE else None
-        most = of_one or self.server.max_children
-        option = limit.replace("_", "-")
-        self._say_now_and_then(f"the limit {limit} ({most}) is reached; raise it with --{option}")
-        metrics.limited(limit)
-        return UpstreamError(wire_error(LimitReached(limit, most, WAITS)))
+    def no_room(self) -> UpstreamError:
+        most = self.server.max_children
+        self._say_now_and_then(
+            f"the limit max_children ({most}) is reached; raise it with --max-children"
+        )
+        metrics.limited("max_children")
+        return UpstreamError(wire_error(LimitReached("max_children", most, WAITS)))
 
     def _say_now_and_then(self, what: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -450,21 +449,21 @@ class Children:
             self._said_at = now
             logger.warning("%s: %s", self.server.title, what)
 
-    async def _end_a_start(self, of: Principal | None) -> bool:
-        hanging = self._hanging.oldest(of)
+    async def _end_a_start(self) -> bool:
+        hanging = self._hanging.oldest()
         if hanging is not None:
             await stopped(hanging)
         return hanging is not None
 
-    async def _end_one(self, of: Principal | None) -> bool:
-        """End a child of one principal, or of any. A child that has ended or is ending goes first,
-        then one that no client needs, then the one that is idle for longest. False: none may end.
+    async def _end_one(self) -> bool:
+        """End a child. A child that has ended or is ending goes first, then one that no client
+        needs, then the one that is idle for longest. False: none may end.
         """
-        ended = self.room.ended(of)
+        ended = self.room.ended()
         if ended is not None:
             await self._stop(ended)
             return True
-        slot = self.room.first(of)
+        slot = self.room.first()
         if slot is None:
             return False
         if slot.is_replaceable:

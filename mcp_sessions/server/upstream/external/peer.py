@@ -265,7 +265,7 @@ class ExternalPeer:
         """
         key, children, other = slot.key, self._wrapped.children, None
         if slot.living is None and isinstance(key, Sessionless):
-            if not children.room.has(call.principal):
+            if children.room.left < 1:
                 other = self._wrapped.sharing.child(call.principal)
         return slot.living or other or await slot.started(call.principal)
 
@@ -404,7 +404,7 @@ class ExternalPeer:
         """
         slot, children = self.slot(call), self._wrapped.children
         alike = None
-        if slot.living is None and not children.room.has(call.principal):
+        if slot.living is None and children.room.left < 1:
             alike = children.alike(slot.client, call.principal)
         return slot.living or alike or await slot.started(call.principal)
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -22,9 +21,6 @@ WAITS: Final = 15.0
 EVICTABLE: Final = 60.0
 """Seconds after its last request in which a child is not ended to make room for another."""
 
-MOST: Final = "max_children"
-OF_ONE: Final = "max_children_per_principal"
-
 LOOKS: Final = 0.5
 """Seconds between two checks for room."""
 
@@ -41,35 +37,29 @@ class Starts:
         self._longest: float | None = None
         """Seconds of the longest start that succeeded."""
 
-        self._began: dict[Slot, tuple[float, Principal]] = {}
+        self._began: dict[Slot, float] = {}
         self._made_room: set[Slot] = set()
 
     @contextmanager
-    def one(self, slot: Slot, principal: Principal) -> Generator[None]:
+    def one(self, slot: Slot) -> Generator[None]:
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        self._began[slot] = began, principal
+        began = self._began[slot] = loop.time()
         try:
             yield
             self._longest = max(self._longest or 0.0, loop.time() - began)
         finally:
             del self._began[slot]
 
-    def oldest(self, of: Principal | None) -> asyncio.Task[Any] | None:
-        """Return the oldest start that hangs, to make room now. None: none hangs.
-
-        Args:
-            of: The principal of the start. None: any.
-        """
+    def oldest(self) -> asyncio.Task[Any] | None:
+        """Return the oldest start that hangs, to make room now. None: none hangs."""
         patience = self._timeout / 2
         if self._longest is not None:
             patience = min(patience, max(_LEAST, _SEVERAL * self._longest))
         now = asyncio.get_running_loop().time()
-        for slot, (began, principal) in self._began.items():
+        for slot, began in self._began.items():
             if now - began < patience:
                 return None
-            is_one = principal.is_user_of(of) and slot not in self._made_room
-            if is_one and slot.starting is not None:
+            if slot not in self._made_room and slot.starting is not None:
                 self._made_room.add(slot)
                 return slot.starting
         return None
@@ -83,10 +73,10 @@ class Starts:
 
 
 class Room:
-    """Count the children of one layer against its limits, and choose which of them ends first.
+    """Count the children of one layer against its limit, and choose which of them ends first.
 
     Args:
-        server: Returns the server, which has the limits.
+        server: Returns the server, which has the limit.
         slots: All slots of the layer.
     """
 
@@ -100,53 +90,37 @@ class Room:
         """Living children that are ending. A start that needs their room waits for it."""
 
         self._server, self._slots = server, slots
-        self._starts = Counter[Principal]()
+        self._starts = 0
 
     @contextmanager
-    def of_start(self, principal: Principal) -> Generator[None]:
+    def of_start(self) -> Generator[None]:
         """Count a child that is started."""
-        self._starts[principal] += 1
+        self._starts += 1
         try:
             yield
         finally:
-            self._starts[principal] -= 1
-            if not self._starts[principal]:
-                del self._starts[principal]
+            self._starts -= 1
 
-    def count(self, of: Principal | None = None) -> int:
-        if of is None:
-            return len(self.living) + self._starts.total()
-        living = sum(owner.is_user_of(of) for owner in self.living.values())
-        return living + sum(n for owner, n in self._starts.items() if owner.is_user_of(of))
+    @property
+    def count(self) -> int:
+        return len(self.living) + self._starts
 
-    def limit(self, principal: Principal, more: int = 0) -> str | None:
-        """Return the name of the limit that is reached. None: there is room for one more."""
-        server = self._server()
-        own = server.max_children_per_principal
-        if own is not None and self.count(principal) + more >= own:
-            return OF_ONE
-        return MOST if self.count() + more >= server.max_children else None
+    @property
+    def left(self) -> int:
+        """How many more there is room for, without ending a child."""
+        return self._server().max_children - self.count
 
-    def has(self, principal: Principal) -> bool:
-        """Whether there is room for one more without ending a child."""
-        return self.limit(principal) is None
-
-    def ended(self, of: Principal | None) -> Child | None:
+    def ended(self) -> Child | None:
         """Return a child that has ended or is ending."""
-        for child, owner in self.living.items():
-            if (child.has_ended or child in self.ending) and owner.is_user_of(of):
-                return child
-        return None
+        return next((it for it in self.living if it.has_ended or it in self.ending), None)
 
-    def first(self, of: Principal | None) -> Slot | None:
+    def first(self) -> Slot | None:
         """Return the slot whose child may end first: one whose client has left, then one outside of
         sessions, then the one that is idle for longest. None: none may end.
         """
         now = asyncio.get_running_loop().time()
         idle = (
-            slot
-            for slot in self._idle(of)
-            if slot.is_replaceable or now - slot.used_at >= EVICTABLE
+            slot for slot in self._idle() if slot.is_replaceable or now - slot.used_at >= EVICTABLE
         )
         return min(
             idle,
@@ -154,15 +128,9 @@ class Room:
             default=None,
         )
 
-    def free_at(self, of: Principal | None) -> float:
+    def free_at(self) -> float:
         """Return the time at which one may end."""
-        return min((slot.used_at + EVICTABLE for slot in self._idle(of)), default=math.inf)
+        return min((slot.used_at + EVICTABLE for slot in self._idle()), default=math.inf)
 
-    def _idle(self, of: Principal | None) -> list[Slot]:
-        found = list[Slot]()
-        for slot in self._slots.values():
-            if slot.child is not None and not slot.calls:
-                owner = self.living.get(slot.child)
-                if of is None or (owner is not None and owner.is_user_of(of)):
-                    found.append(slot)
-        return found
+    def _idle(self) -> list[Slot]:
+        return [it for it in self._slots.values() if it.child is not None and not it.calls]

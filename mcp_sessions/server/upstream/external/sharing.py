@@ -68,7 +68,6 @@ from mcp_sessions.server.upstream.accepted_questions import INPUT_REQUIRED, Aska
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import ChildRefused, RequestSender
 from mcp_sessions.server.upstream.external.children import Children
-from mcp_sessions.server.upstream.external.room import MOST
 from mcp_sessions.server.upstream.external.slot import Sessionless, Slot
 from mcp_sessions.server.upstream.port import UpstreamCall
 from mcp_sessions.server.upstream.rounds import Rounds
@@ -199,10 +198,10 @@ class Sharing:
         Raises:
             UpstreamError: There is none.
         """
-        await self._rounds.give_up_oldest(call.principal, call.share)
+        await self._rounds.give_up_oldest(call.share, call.principal)
         slot = self._free(find()) or self._busy(find())
         if slot is None:
-            raise self._children.no_room(MOST)
+            raise self._children.no_room()
         return slot
 
     def _busy(self, first: Slot) -> Slot | None:
@@ -239,9 +238,8 @@ class Sharing:
         slots = self._children.slots(lambda it: isinstance(it, Sessionless))
         keys = (cast("Sessionless", slot.key) for slot in slots if slot.calls)
         busy = Counter(each.share for each in keys if each.client is not None)
-        server = self._children.server
-        free = _half(server.max_children) - busy.total()
-        return busy[key.share] < min(free, _half(server.room_of_one))
+        most = _half(self._children.server.max_children)
+        return busy[key.share] < most - busy.total()
 
     def child(self, principal: Principal) -> Child | None:
         """Return a child that answered a handshake, if any: all describe the server in one way."""

@@ -54,7 +54,7 @@ async def looks(client: ModernClient, meta: Json | None = None) -> None:
 def living(w: World) -> int:
     """The processes that count for `max_children`."""
     upstream: Any = w.inside.upstream
-    return upstream.children.room.count()
+    return upstream.children.room.count
 
 
 @pytest.mark.parametrize("begins", ["session/start", "sessions/create", "a conversation"])

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 Json = dict[str, Any]
 VERSION = "2025-11-25"
 OURS: Json = {"clientInfo": {"name": "ours"}, "protocolVersion": VERSION}
-ANN, BOB = Principal("ann"), Principal("bob")
+ANN = Principal("ann")
 
 
 @pytest.fixture
@@ -63,13 +63,13 @@ class Starter:
 
 
 class World:
-    def __init__(self, most: int, most_of_one: int | None = None) -> None:
+    def __init__(self, most: int) -> None:
         self.starter = Starter()
         made: Any = self.starter
         self.away: tuple[float, Slot] | None = None
         """When the place of a client that was asked may be given up, if there is one."""
 
-        server = StdioServer("true", max_children=most, max_children_per_principal=most_of_one)
+        server = StdioServer("true", max_children=most)
         self.children = Children(
             server, made, frozenset({VERSION}), OURS, self.give_up, self.gives_up_at
         )
@@ -96,12 +96,12 @@ class World:
         services = self.children.services(notified)
         return self.children.slot(key, lambda: Slot(services, key, client, ONE_CLIENT))
 
-    async def starts(self, name: str, principal: Principal = ANN) -> Json | None:
+    async def starts(self, name: str) -> Json | None:
         """The error of a start; None: it serves, and has ended."""
         key = object()
         slot = self._slot(name, key)
         try:
-            await slot.started(principal)
+            await slot.started(ANN)
         except UpstreamError as failed:
             return failed.error
         self.children.remove(key)
@@ -133,19 +133,6 @@ async def test_starts_that_hang_keep_nobody_out(
     )
     await w.children.close()
     await asyncio.gather(*hanging)
-
-
-async def test_of_those_of_one_principal_one_makes_room_for_it_and_none_of_others() -> None:
-    w = World(4, 2)
-    assert await w.starts("good") is None
-    of_bob = [asyncio.create_task(w.starts(f"bad {it}", BOB)) for it in range(2)]
-    await asyncio.sleep(1)
-    of_ann = [asyncio.create_task(w.starts(f"bad {it}", ANN)) for it in range(2)]
-    await asyncio.sleep(10)
-    assert await w.starts("good", ANN) is None
-    assert [task.done() for task in (*of_bob, *of_ann)] == [False, False, True, False]
-    await w.children.close()
-    await asyncio.gather(*of_bob, *of_ann)
 
 
 async def test_where_none_was_served_yet_half_of_the_time_is_left_to_each() -> None:

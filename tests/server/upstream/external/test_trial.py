@@ -162,7 +162,7 @@ async def test_a_shared_process_that_a_client_started_meanwhile_is_the_only_one(
             "the guard, and one process",
         )
         assert await client.text("count") == "1"
-        assert children(w).room.count() == 1
+        assert children(w).room.count == 1
 
 
 async def test_a_url_is_tried_too_and_named_without_its_query(

@@ -367,34 +367,32 @@ async def test_starts_and_those_that_fail_are_counted(monkeypatch: pytest.Monkey
     assert counted == ["started", "started", "failed"]
 
 
-@pytest.mark.parametrize("limit", ["max_children", "max_children_per_principal"])
 async def test_more_processes_than_may_be_are_refused_and_nobody_loses_one(
-    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose end has begun has its room until it is gone: who comes meanwhile waits for it."""
     monkeypatch.setattr(process, "_CLOSING", 0.3)
     monkeypatch.setattr(process, "_TERMINATING", 0.3)
-    options = {limit: 1, "env": {"CALLS": str(tmp_path / "calls")}}
+    options = {"max_children": 1, "env": {"CALLS": str(tmp_path / "calls")}}
     async with child_world("stubborn", options=options) as w:
         first = await w.connected()
         second = w.client()
         params = initialize_params("another")
         refused = await second.error("initialize", params)
-        assert (refused["code"], refused["data"]["limit"]) == (-31011, limit)
+        assert (refused["code"], refused["data"]["limit"]) == (-31011, "max_children")
         assert await first.text("count") == "1"
         assert (await first.delete().done()).status == 200
         assert "result" in await second.answer("initialize", params)
 
 
-@pytest.mark.parametrize("limit", ["max_children", "max_children_per_principal"])
 async def test_who_was_cut_comes_back_for_its_session_though_there_is_room_for_no_more(
-    limit: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its new connection shakes hands like the one before, and takes nobody's process, its own
     session's least of all. What needs a process of its own there is refused.
     """
     monkeypatch.setattr(room, "EVICTABLE", 0.0)
-    async with duplex_world(server=child(**{limit: 1})) as w:
+    async with duplex_world(server=child(max_children=1)) as w:
         peer = await w.connected("websocket")
         session = await peer.start()
         pid = await peer.text("pid")
@@ -405,7 +403,7 @@ async def test_who_was_cut_comes_back_for_its_session_though_there_is_room_for_n
             assert await peer.text("pid") == pid
         monkeypatch.setattr(room, "EVICTABLE", 60.0)
         refused = await peer.answer(await peer.call("pid", meta=in_session(None)))
-        assert refused["error"]["data"]["limit"] == limit
+        assert refused["error"]["data"]["limit"] == "max_children"
 
 
 async def test_what_a_process_of_another_user_said_in_its_handshake_is_notified_nobody() -> None:
@@ -475,24 +473,6 @@ async def test_who_left_before_it_began_leaves_no_session_and_no_process(tmp_pat
         await until(lambda: len(set(children_of(os.getpid())) - others) <= 1, "only the guard")
         assert await w.layer.sessions.list() == []
         assert await (await w.connected()).text("count") == "1"
-
-
-@pytest.mark.parametrize("clients", [["one"] * 3, ["one", "two", "three"]], ids=["one", "several"])
-async def test_one_user_has_a_number_of_processes(clients: list[str]) -> None:
-    """A user with all of them is refused one more, also by another client, and takes nobody else's
-    room.
-    """
-    options = {"max_children": 3, "max_children_per_principal": 2}
-    async with child_world(options=options) as w:
-        params = initialize_params()
-        ann = [RawClient(await w.carrier_of(user("ann", client=each))) for each in clients]
-        refused = await asyncio.gather(*(each.answer("initialize", params) for each in ann))
-        errors = [each["error"] for each in refused if "error" in each]
-        assert [(each["code"], each["data"]["limit"]) for each in errors] == [
-            (-31011, "max_children_per_principal")
-        ]
-        bob = RawClient(await w.carrier_of(user("bob")))
-        assert "result" in await bob.answer("initialize", params)
 
 
 async def test_a_process_that_only_said_what_there_is_makes_room_for_a_session() -> None:
