@@ -235,7 +235,7 @@ def check_runner(wheel: Path, runner: Path, directory: Path) -> None:
     python = check_installed(wheel, directory, version_of(ROOT))
     command = str(directory / "bin" / "mcp-sessions")
     alone = subprocess.run([command, "conformance", "--list"], capture_output=True, text=True)
-    if "pip install mcp-sessions-conformance" not in alone.stderr:
+    if "pip install -e conformance" not in alone.stderr:
         raise Wrong(f"{wheel.name}: has the conformance runner in it")
     pip = (sys.executable, "-m", "pip", "--python", str(python))
     run(*pip, "install", "--quiet", "--no-compile", str(runner), cwd=directory)

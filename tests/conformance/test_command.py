@@ -233,4 +233,4 @@ def test_without_the_extra_it_says_what_to_install(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without_httpx)
     assert main(["conformance", "--list"]) == 2
-    assert "httpx: pip install mcp-sessions-conformance" in capsys.readouterr().err
+    assert "httpx: in a checkout, run pip install -e conformance" in capsys.readouterr().err
