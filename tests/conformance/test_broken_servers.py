@@ -69,7 +69,10 @@ async def expect_unchanged(name: str, upstream: str, vectors: list[Vector]) -> N
     """A sample of the vectors passes on this way through a proxy without a fault."""
     async with behind_fault_proxy(upstream) as (app, url):
         here = way(name, url)
-        chosen = [v for v in vectors if why_not(v, here, None) is None]
+        # A process that starts beside three others takes as long as the machine is busy.
+        chosen = [
+            v for v in vectors if why_not(v, here, None) is None and v.when.other_server is None
+        ]
         for vector in chosen[::SAMPLE]:
             app.use(GOOD)
             outcome = await play_one(vector, here, None, here.limits)
