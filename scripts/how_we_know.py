@@ -161,7 +161,7 @@ These changes still pass all tests near them. Most of them change nothing that a
 ## What is not covered
 
 * What a Redis loses that fails over. A round with such a fault is not judged by the rules of
-  [what Redis may lose](stores.md#what-happens-if-something-fails). All other rules judge it.
+  [what Redis may lose](redis.md#what-happens-if-something-fails). All other rules judge it.
 * A machine that loses its power. The tests kill processes only.
 * Real networks between machines. All processes of the campaign are on one machine.
 * Users with credentials in the campaign. The simulation has users, and other tests have tokens.

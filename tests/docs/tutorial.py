@@ -28,7 +28,7 @@ WITHIN = 60.0
 """Seconds in which a command ends, or prints what the page shows."""
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
-_PORT = re.compile(r"\b(80[08]\d|6390)\b")
+_PORT = re.compile(r"\b(80[08]\d|2?639\d)\b")
 _INSTALLS = re.compile(r"^(pip|apt|brew|git|python3 -m venv|source|sudo) ?", re.M)
 
 
