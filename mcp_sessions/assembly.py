@@ -103,7 +103,7 @@ class Assembly:
         security = (settings.security or SessionSecurity.default()).bound_to(self.shell.name)
         self.security = security
         visibility = visibility_of(settings.hidden, security, needed=needed)
-        replica = replica_of(store, policy, security, clock=clock)
+        replica = replica_of(store, policy, security, encrypts=settings.encrypt_store, clock=clock)
         self.store, self.bus, self.policy = replica.store, replica.bus, replica.policy
         self.remembers = self.store.remembers
         if conversations is not None:

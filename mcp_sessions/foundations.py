@@ -14,6 +14,7 @@ from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.ids import GET_STREAM, replica_name
 from mcp_sessions.policy import FORGET_AFTER, Eras, SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
+from mcp_sessions.serve.sealing_key_file import encrypted_store
 from mcp_sessions.server.cluster.codec import VERSION
 from mcp_sessions.server.cluster.relay import RequestRelay
 from mcp_sessions.server.cluster.remote_children import RemoteChildren
@@ -92,12 +93,15 @@ def replica_of(
     policy: SessionPolicy,
     security: SessionSecurity,
     *,
+    encrypts: bool,
     clock: Callable[[], float],
 ) -> Replica:
     if store is None:
         store = Stateless(security)
     elif isinstance(store, (str, os.PathLike)):
         store = open_store(store)
+    if encrypts:
+        store = encrypted_store(store, security)
     if policy.forget_after is None and store.remembers and store.survives_process:
         # A sleeping session costs little there, and its client finds it again.
         policy = replace(policy, forget_after=FORGET_AFTER)

@@ -78,6 +78,7 @@ class SessionLayer:
         store: SessionStore | str | os.PathLike[str] | None = "memory://",
         policy: SessionPolicy | None = None,
         security: SessionSecurity | None = None,
+        encrypt_store: bool = False,
         conversations: Conversations | None = None,
         hidden: Collection[str] = (),
         auth: AuthSettings | Authentication | str | None = None,
@@ -104,6 +105,8 @@ class SessionLayer:
             security: The keys that seal ``state``. None: those of ``MCP_SESSIONS_KEYS`` if
                 it is set, else those beside a SQLite file, which are made if they are not there,
                 else keys that end with this process.
+            encrypt_store: Encrypt events, answers and data in the store, with the keys of
+                ``security``.
             conversations: Sessions for hosts that start none. None: such requests have none.
             hidden: Names of tools and prompts, and URIs of resources, that nobody sees but a
                 session that they were revealed to (:meth:`SessionHandle.reveal`); or patterns, in
@@ -135,13 +138,15 @@ class SessionLayer:
         Raises:
             ConfigurationError: The server cannot be wrapped, or the URL names no store; or there
                 are ``conversations``, ``tasks`` or ``request_keys``, and no store; or conversations
-                and a store that outlives keys of this process; or ``auth`` lacks its verifier, or
+                and a store that outlives keys of this process; or ``encrypt_store`` and a store
+                that does not last, or no keys that do; or ``auth`` lacks its verifier, or
                 the server has authentication of its own; or a place of request keys is none.
         """
         settings = LayerSettings(
             store=store,
             policy=policy if policy is not None else SessionPolicy(),
             security=security,
+            encrypt_store=encrypt_store,
             conversations=conversations,
             hidden=hidden,
             tasks=tasks,

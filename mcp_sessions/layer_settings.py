@@ -31,6 +31,7 @@ class LayerSettings:
     store: SessionStore | str | os.PathLike[str] | None = "memory://"
     policy: SessionPolicy = field(default_factory=SessionPolicy)
     security: SessionSecurity | None = None
+    encrypt_store: bool = False
     conversations: Conversations | None = None
     hidden: Collection[str] = ()
     tasks: TaskPolicy | None = None

@@ -1,5 +1,7 @@
 """Tokens: claims that a client keeps for us, and can neither forge, change nor move.
 
+And values that a store keeps for us, which nobody who reads the store can read.
+
 ``security.py``, above, says what is claimed and by whom a token may be used; here is how a
 token is protected and spelled. There are two forms. *Sealed*, AES-256-GCM: the client
 cannot read it. *Signed*, HMAC-SHA256 by itsdangerous: it can.
@@ -61,6 +63,7 @@ class Purpose(Enum):
     STATE = "state"
     SESSION_ID = "session id"
     NAME = "name"
+    STORE = "store"
 
 
 Binding = tuple[str | None, ...]
@@ -168,6 +171,54 @@ class SealedTokens:
                 _NOT_GENUINE if known else "sealed with a key that is not in the ring"
             ) from None
         return orjson.loads(plaintext)
+
+
+class SealedValues:
+    """AES-256-GCM for values in a store.
+
+    The nonces are random: 96 bits are enough for 2^32 values under one key (NIST SP 800-38D).
+
+    ::
+
+        key id (8) | nonce (12) | ciphertext | tag (16)
+
+    Args:
+        keys: Newest first, no two alike. The first seals, all open.
+    """
+
+    OVERHEAD = _KEY_ID_BYTES + _NONCE_BYTES + _TAG_BYTES
+    """Bytes that a sealed value has more."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        ring = [_sealing_key(key, Purpose.STORE) for key in keys]
+        self._first = ring[0]
+        self._ring = {key.key_id: key for key in ring}
+
+    @property
+    def key_ids(self) -> Sequence[str]:
+        """What names the keys, newest first. It tells nothing of them."""
+        return [key_id.hex() for key_id in self._ring]
+
+    def seal(self, value: bytes, *, binding: Binding) -> bytes:
+        key, nonce = self._first, os.urandom(_NONCE_BYTES)
+        return key.key_id + nonce + key.cipher.encrypt(nonce, value, bound(*binding))
+
+    def open(self, sealed: bytes, *, binding: Binding) -> bytes:
+        """Return the value that was sealed with an equal ``binding``.
+
+        Raises:
+            InvalidState: See :class:`Codec`.
+        """
+        key = self._ring.get(sealed[:_KEY_ID_BYTES])
+        if key is None:
+            raise InvalidState("sealed with a key that is not in the ring")
+        nonce = sealed[_KEY_ID_BYTES : _KEY_ID_BYTES + _NONCE_BYTES]
+        try:
+            return key.cipher.decrypt(
+                nonce, sealed[_KEY_ID_BYTES + _NONCE_BYTES :], bound(*binding)
+            )
+        except (InvalidTag, ValueError):
+            raise InvalidState("changed, or moved from its place") from None
 
 
 class SignedTokens:

@@ -37,7 +37,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.seldom import OnceAMinute
 
 if TYPE_CHECKING:
-    from mcp_sessions.sealing import Binding, Codec
+    from mcp_sessions.sealing import Binding, Codec, SealedValues
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +177,13 @@ class SessionSecurity:
         self._use(keys)
 
     def _use(self, keys: Sequence[str]) -> None:
-        from mcp_sessions.sealing import Names, Purpose, SealedTokens, SignedTokens
+        from mcp_sessions.sealing import (
+            Names,
+            Purpose,
+            SealedTokens,
+            SealedValues,
+            SignedTokens,
+        )
 
         _check_keys(keys)
         sign_only = self._sign_only
@@ -188,6 +194,9 @@ class SessionSecurity:
         # The keys themselves are not kept, only what is derived from them.
         self._names = Names(keys, Purpose.NAME)
         self._refused_states = OnceAMinute()
+        self.stored_values: SealedValues = SealedValues(keys)
+        """Seals what an encrypted store keeps."""
+
         self._states: Codec
         self._session_ids: Codec
         if sign_only:

@@ -32,7 +32,10 @@ from mcp_sessions.core.messages import Notification
 from mcp_sessions.errors import INTERNAL_ERROR, ConfigurationError, StoreInUse, StoreUnavailable
 from mcp_sessions.layer_settings import AGENT_REPLACED
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.security import SessionSecurity
+from mcp_sessions.serve.sealing_key_file import encrypted_store
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.encrypted import check_is_open
 from mcp_sessions.stores.urls import open_store
 
 logger = logging.getLogger(__name__)
@@ -207,6 +210,7 @@ class AcpSessionLayer:
         agent: AcpAgent,
         *,
         store: SessionStore | str | os.PathLike[str] = "memory://",
+        encrypt_store: bool = False,
         connect_servers: bool = True,
         connect_timeout: float = 10,
         forget_after: float | None = None,
@@ -221,6 +225,8 @@ class AcpSessionLayer:
             agent: One object for all clients and all conversations.
             store: The store of the conversations, or its URL, or the path of a SQLite file.
                 ``memory://`` ends with the process.
+            encrypt_store: Encrypt the conversations in the store, with the keys of
+                ``MCP_SESSIONS_KEYS``, or those beside a SQLite file.
             connect_servers: Connect the MCP servers that clients name. False: the agent does
                 it itself, with what its ``new_session`` is given.
             connect_timeout: Seconds that one MCP server has to be ready.
@@ -233,8 +239,8 @@ class AcpSessionLayer:
             clock: Seconds since 1970.
 
         Raises:
-            ConfigurationError: ``agent`` is none, the store's URL is unknown, or a limit is
-                no positive number.
+            ConfigurationError: ``agent`` is none, the store's URL is unknown, the store cannot be
+                encrypted, or a limit is no positive number.
         """
         if not callable(getattr(agent, "prompt", None)):
             raise ConfigurationError(
@@ -242,6 +248,7 @@ class AcpSessionLayer:
             )
         replaced = AGENT_REPLACED.get({})
         store = replaced.get("store", store)
+        encrypt_store = replaced.get("encrypt_store", encrypt_store)
         connect_timeout = replaced.get("connect_timeout", connect_timeout)
         forget_after = replaced.get("forget_after", forget_after)
         limits = {
@@ -264,6 +271,8 @@ class AcpSessionLayer:
             raise ConfigurationError(
                 "conversations need a store that remembers, such as sqlite:///conversations.db"
             )
+        if encrypt_store:
+            self.store = encrypted_store(self.store, SessionSecurity.default())
         self._options = Options(connect_servers, connect_timeout, grace)
         self._max_message = max_message
         self._send_buffer = send_buffer
@@ -307,7 +316,7 @@ class AcpSessionLayer:
         while True:
             try:
                 await self.store.open(policy)
-                return
+                break
             except StoreInUse as in_use:
                 if time.monotonic() >= until:
                     raise
@@ -315,6 +324,11 @@ class AcpSessionLayer:
                     logger.warning("%s; waiting for it to exit", in_use)
                     is_warned = True
             await asyncio.sleep(0.05)
+        try:
+            await check_is_open(self.store)
+        except BaseException:
+            await self.store.close()
+            raise
 
     async def __aexit__(
         self,

@@ -82,7 +82,8 @@ def _layer(options: argparse.Namespace) -> AcpSessionLayer:
     def is_layer(value: object) -> bool:
         return isinstance(value, AcpSessionLayer)
 
-    named = {name: getattr(options, name) for name in ("store", "connect_timeout", "forget_after")}
+    names = ("store", "encrypt_store", "connect_timeout", "forget_after")
+    named = {name: getattr(options, name) for name in names}
     given = {name: value for name, value in named.items() if value is not None}
     with replacing(AGENT_REPLACED, given):
         loaded = load_target(options.target, kinds=(is_layer, _is_agent), what=SERVABLE)
@@ -114,6 +115,7 @@ def make_parser() -> types.OneLineParser:
     agent = parser.group("agent")
     agent.add("--agent TARGET", "an agent, or an AcpSessionLayer", dest="target", required=True)
     agent.add("--store URL", f"store: sqlite:///conversations.db ({DEFAULT_STORE})")
+    agent.add("--encrypt-store", "encrypt conversations in the store", default=None)
     agent.add("--connect-timeout TIME", "time for an MCP server to be ready (10s)", types.seconds)
     agent.add("--forget-after TIME", "delete conversations unused so long (never)", types.seconds)
     types.add_log_options(parser.group("log"), level="warning")

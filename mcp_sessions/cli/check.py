@@ -33,13 +33,14 @@ from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.serve.sealing_key_file import check_key_file
+from mcp_sessions.serve.sealing_key_file import checked_key_file
 from mcp_sessions.serve.tls import certificate_of
 from mcp_sessions.server.upstream.external.trial import Tried, why_not
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.server.upstream.sdk.http_application import allowing
 from mcp_sessions.stdio_server import StdioServer
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.encrypted import EncryptedStore, check_sealing_keys
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.operator import look
 from mcp_sessions_transports.origin import Guards
@@ -251,6 +252,9 @@ def _say_limits(report: Report, policy: SessionPolicy) -> None:
 
 async def _say_store(report: Report, options: argparse.Namespace, served: CheckedEndpoint) -> None:
     store = served.store
+    encrypts = isinstance(store, EncryptedStore)
+    if isinstance(store, EncryptedStore):
+        store = store.inner
     if options.workers is not None and store.remembers and store.exchange is None:
         report.wrong("store", f"{served.store_name} cannot be shared: --workers needs redis://...")
         return
@@ -263,7 +267,12 @@ async def _say_store(report: Report, options: argparse.Namespace, served: Checke
             report.say("engine", one_line(f"{found.facts.engine}, {found.facts.durability}"))
             for loss in found.facts.loses:
                 report.say("loses", one_line(loss))
-        check_key_file(store, served.security)
+        security = checked_key_file(store, served.security)
+        check_sealing_keys(
+            store, found.sealed_by, security.stored_values.key_ids if encrypts else None
+        )
+        if encrypts:
+            report.say("encrypted", "events, answers and data")
     except SessionsError as failed:
         report.wrong("store", failed)
 

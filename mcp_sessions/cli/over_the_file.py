@@ -29,7 +29,15 @@ logger = logging.getLogger(__name__)
 _CONVERSATIONS = ("per_principal", "platform_ids", "handle")
 _ACCESS = tuple(Access.__dataclass_fields__)
 _REPLACED = (
-    *("store", *LIMIT_OPTIONS, "limit", "conversations", "conversation_key", *_CONVERSATIONS),
+    *(
+        "store",
+        "encrypt_store",
+        *LIMIT_OPTIONS,
+        "limit",
+        "conversations",
+        "conversation_key",
+        *_CONVERSATIONS,
+    ),
     *("hide", "readable_state", "tasks", "task_after", "task_tools", "eras", "request_key"),
     *_ACCESS,
 )
@@ -56,6 +64,8 @@ def options_over(options: argparse.Namespace, said: LayerSettings) -> LayerSetti
     changes: dict[str, Any] = {}
     if options.store is not None:
         changes["store"] = options.store
+    if options.encrypt_store is not None:
+        changes["encrypt_store"] = options.encrypt_store
     if limits := _given(options, LIMIT_OPTIONS) | dict(options.limit):
         changes["policy"] = replace(said.policy, **limits)
     if options.conversations:

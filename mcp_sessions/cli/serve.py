@@ -265,8 +265,14 @@ def _joined(options: argparse.Namespace, stores: Sequence[SessionStore], named: 
             "redis://localhost or postgresql://localhost/sessions"
         )
     from mcp_sessions.cli.workers import Worker
+    from mcp_sessions.stores.encrypted import EncryptedStore
 
     worker = Worker(options.worker)
+    if worker.keys_end and any(isinstance(store, EncryptedStore) for store in stores):
+        raise ConfigurationError(
+            "--workers: an encrypted store needs keys that outlive the workers: set "
+            "MCP_SESSIONS_KEYS to what `mcp-sessions keygen` prints"
+        )
     worker.begin()
     return worker
 
@@ -323,7 +329,8 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str, ExternalServ
     say_options_over(options)
     if options.store is not None:
         return layer, redacted(options.store), None
-    return layer, f"{type(layer.store).__name__}, as set in the SessionLayer", None
+    store = getattr(layer.store, "inner", layer.store)
+    return layer, f"{type(store).__name__}, as set in the SessionLayer", None
 
 
 # These import when called, after the target's code ran. That code imports the SDK anyway, and its

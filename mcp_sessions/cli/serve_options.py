@@ -268,6 +268,7 @@ def _add_access(group: types.Options) -> None:
 def _add_sessions(group: types.Options) -> None:
     limits = SessionPolicy()
     group.add("--store URL", f"sessions: sqlite:///notes.db ({DEFAULT_STORE})")
+    group.add("--encrypt-store", "encrypt events, answers and data in the store", default=None)
     group.add(
         "--idle-timeout TIME",
         f"idle time until a session ends or sleeps ({types.shown(limits.idle_timeout)})",

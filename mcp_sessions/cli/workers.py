@@ -62,6 +62,7 @@ class Workers:
         self._arguments = arguments
         self._number = number
         self._listener = listener
+        self._keys_end = not keys
         self._environment = {**os.environ, "MCP_SESSIONS_KEYS": keys or mint_key()}
         # systemd learns of all of them from this process.
         self._environment.pop(VARIABLE, None)
@@ -161,7 +162,7 @@ class Workers:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 "--worker",
-                f"{listener},{says_to},{self._alive},{int(is_first)}",
+                f"{listener},{says_to},{self._alive},{int(self._keys_end)},{int(is_first)}",
                 *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(listener, says_to, self._alive),
@@ -193,7 +194,10 @@ def is_first_worker(descriptors: str) -> bool:
 
 class Worker:
     def __init__(self, descriptors: str) -> None:
-        listener, self._says_to, self._alive, _ = map(int, descriptors.split(","))
+        listener, self._says_to, self._alive, ends, _ = map(int, descriptors.split(","))
+        self.keys_end = bool(ends)
+        """Whether the keys of the workers end with their keeper."""
+
         self.listener = socket.socket(fileno=listener)
 
     def begin(self) -> None:

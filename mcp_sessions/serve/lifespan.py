@@ -41,6 +41,7 @@ from mcp_sessions.server.requests.silence import LongSilences
 from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import Upstream
+from mcp_sessions.stores.encrypted import check_is_open
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ class Preparation:
             store = self._replica.store
             await store.open(self._replica.policy)
             try:
+                await check_is_open(store)
                 await take_keys(store, self._security)
             except BaseException:
                 await store.close()

@@ -20,8 +20,10 @@ from pathlib import Path
 from mcp_sessions.authentication.key_file import check_status
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.sealing import SealedValues
 from mcp_sessions.security import SessionSecurity, mint_key
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.encrypted import encrypted
 from mcp_sessions.unopened import reason_of
 
 logger = logging.getLogger(__name__)
@@ -35,15 +37,36 @@ def key_path_of(store: SessionStore, security: SessionSecurity) -> Path | None:
     return getattr(store, "key_path", None) if security.is_default else None
 
 
-def check_key_file(store: SessionStore, security: SessionSecurity) -> None:
-    """Look at the file, if it is there. Change nothing.
+def checked_key_file(store: SessionStore, security: SessionSecurity) -> SessionSecurity:
+    """Look at the file, if it is there, and return the keys of a start. Change nothing.
 
     Raises:
         ConfigurationError: It cannot be read or used, or others may read it.
     """
     path = key_path_of(store, security)
+    found = copy.copy(security)
     if path is not None and (text := _read(path)) is not None:
-        copy.copy(security).use_keys(text, str(path))
+        found.use_keys(text, str(path))
+    return found
+
+
+def encrypted_store(store: SessionStore, security: SessionSecurity) -> SessionStore:
+    """Return the store, encrypted with these keys.
+
+    Raises:
+        ConfigurationError: The store does not last, or the keys do not.
+    """
+    if security.is_ephemeral and key_path_of(store, security) is None:
+        raise ConfigurationError(
+            "an encrypted store needs keys that outlive this process: set MCP_SESSIONS_KEYS to "
+            "what `mcp-sessions keygen` prints"
+        )
+
+    async def keys_of(opened: SessionStore) -> SealedValues:
+        await take_keys(opened, security)
+        return security.stored_values
+
+    return encrypted(store, keys_of)
 
 
 async def take_keys(store: SessionStore, security: SessionSecurity) -> None:

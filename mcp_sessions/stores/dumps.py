@@ -24,6 +24,8 @@ from mcp_sessions.errors import ConfigurationError, StoreRefused
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.encrypted import Sealable
+from mcp_sessions.stores.operator import open_made
 from mcp_sessions.stores.urls import open_store, sqlite_file
 from mcp_sessions.stores.whole_sessions import (
     Moving,
@@ -73,7 +75,7 @@ async def reading(url: str) -> AsyncGenerator[SessionStore]:
             from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 
             opened = SQLiteStore(stack.enter_context(copied(sqlite_file(url)[0])))
-        await opened.open(SessionPolicy())
+        await open_made(opened)
         try:
             yield opened
         finally:
@@ -124,8 +126,17 @@ async def dump(store: SessionStore, path: Path, now: float) -> Moved:
     """
     found = Moved()
     ends = await store.ends(now=now)
+    sealed_by = await store.sealing_keys() if isinstance(store, Sealable) else ()
     with _new_file(path) as write:
-        write({"format": _FORMAT, "version": VERSION, "store": store.name, "at": now})
+        write(
+            {
+                "format": _FORMAT,
+                "version": VERSION,
+                "store": store.name,
+                "at": now,
+                "sealedBy": sorted(sealed_by),
+            }
+        )
         async for _, whole in _each(store, found):
             if not has_come(whole.record.life.expires_at, now):
                 write({"session": to_json(whole)})
@@ -143,6 +154,8 @@ class Dump:
     path: Path
     sessions: dict[SessionId, Moving]
     ends: list[SessionEnd]
+    sealed_by: Sequence[str] = ()
+    """The ids of the keys that sealed something in it."""
 
 
 def read(path: Path) -> Dump:
@@ -163,6 +176,7 @@ def read(path: Path) -> Dump:
                 raise ConfigurationError(
                     f"{path}: another release wrote this dump: use that release, or a newer one"
                 )
+            found.sealed_by = [str(each) for each in line.get("sealedBy") or ()]
         elif "session" in line:
             whole = _session(path, number, line)
             found.sessions[whole.record.session_id] = moving(whole)
@@ -181,9 +195,11 @@ async def load(store: SessionStore, file: Dump, now: float) -> Moved:
     """Add the sessions of a file to a store. One whose id is there stays as it is.
 
     Raises:
+        ConfigurationError: The sessions are encrypted, and the store with other keys.
         StoreUnavailable: The store is away. What was added stays; load the file again.
     """
     found = Moved()
+    await _note_keys(store, file.sealed_by)
 
     async def add(whole: WholeSession) -> bool:
         return await store.add_whole(moved(whole, file.sessions))
@@ -214,6 +230,21 @@ async def copy(source: SessionStore, target: SessionStore, now: float) -> Moved:
         loaded = await load(target, read(path), now)
     loaded.faults = dumped.faults
     return loaded
+
+
+async def _note_keys(store: SessionStore, sealed_by: Sequence[str]) -> None:
+    if not sealed_by:
+        return
+    if not isinstance(store, Sealable):
+        raise ConfigurationError(f"the sessions are encrypted, and a {store.name} store cannot be")
+    known = await store.sealing_keys()
+    if known and known.isdisjoint(sealed_by):
+        raise ConfigurationError(
+            f"the {store.name} store is encrypted with other keys than the sessions: load them "
+            "into a store of their own"
+        )
+    for each in sealed_by:
+        await store.sealing_keys(add=each)
 
 
 async def _each(

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from mcp_sessions.core.ends import SessionEnd, StoreMade
@@ -11,8 +12,9 @@ from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.encrypted import Sealable
 from mcp_sessions.stores.ends_contract import end_by_operator
-from mcp_sessions.stores.probe import Described, EngineFacts, probe
+from mcp_sessions.stores.probe import Described, EngineFacts, Made, probe
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.urls import open_store, sqlite_file
 from mcp_sessions.stores.whole_sessions import WholeSession
@@ -70,8 +72,24 @@ async def open_for_operator(url: str, ended: OnEnded) -> OperatorStore:
         raise ConfigurationError(
             f"{store.name}:// is the memory of the process that serves: nobody else sees it"
         )
-    await store.open(SessionPolicy())
+    await open_made(store)
     return SharedStore(store, ended)
+
+
+async def open_made(store: SessionStore) -> None:
+    """Open a store that a server has made. Make nothing.
+
+    Raises:
+        ConfigurationError: No server has.
+        StoreUnavailable: It cannot be reached.
+    """
+    if not isinstance(store, Made):
+        await store.open(SessionPolicy())
+    elif not await store.open_if_made(SessionPolicy()):
+        await store.close()
+        raise ConfigurationError(
+            f"no server has made a {store.name} store there yet: look at the URL"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +98,9 @@ class StoreReport:
     facts: EngineFacts | None = None
     round_trip: float | None = None
     """Seconds of one command, there and back."""
+
+    sealed_by: frozenset[str] = frozenset()
+    """See :class:`~mcp_sessions.stores.encrypted.Sealable`."""
 
 
 async def look(store: SessionStore, policy: SessionPolicy) -> StoreReport:
@@ -95,22 +116,29 @@ async def look(store: SessionStore, policy: SessionPolicy) -> StoreReport:
 
         if not isinstance(store, SQLiteStore):
             raise AssertionError("no other store has that name")
-        state, round_trip = await asyncio.to_thread(look_at, store.path)
-        return StoreReport(state, facts_of(store.durability), round_trip)
+        state, round_trip, sealed_by = await asyncio.to_thread(look_at, store.path)
+        return StoreReport(state, facts_of(store.durability), round_trip, sealed_by)
     if not store.survives_process:
         return StoreReport("in the memory of the process")
-    await store.open(policy)
+    state = "reached, and takes writes"
+    trip: Callable[[], Awaitable[object]] = partial(probe, store, now=time.time())
+    if not isinstance(store, Made):
+        await store.open(policy)
+    elif not await store.open_if_made(policy):
+        # Nothing can be written before.
+        state, trip = "reached; the first start makes its tables", store.describe
     try:
         # The first one may connect or prepare a statement.
-        await probe(store, now=time.time())
+        await trip()
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await probe(store, now=time.time())
+        await trip()
         round_trip = loop.time() - began
         facts = await store.describe() if isinstance(store, Described) else None
+        sealed_by = await store.sealing_keys() if isinstance(store, Sealable) else frozenset[str]()
     finally:
         await store.close()
-    return StoreReport("reached, and takes writes", facts, round_trip)
+    return StoreReport(state, facts, round_trip, sealed_by)
 
 
 class SharedStore:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from mcp_sessions.ids import SessionId
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import SessionStore
 
 _UNKNOWN = SessionId("health")
@@ -42,6 +43,15 @@ class Described(Protocol):
         Raises:
             StoreUnavailable: It is away, or refuses.
         """
+        ...
+
+
+@runtime_checkable
+class Made(Described, Protocol):
+    """A store that the first server makes, in a place where there may be none yet."""
+
+    async def open_if_made(self, policy: SessionPolicy) -> bool:
+        """Open it as ``open`` does, and make nothing. Return whether it was made."""
         ...
 
 

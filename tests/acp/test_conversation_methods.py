@@ -15,6 +15,7 @@ from acp import schema
 
 from mcp_sessions.acp import AcpSessionLayer, catalogue, current_conversation
 from mcp_sessions.core import log
+from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.sqlite import cleaning as sqlite_start
 from mcp_sessions.stores.sqlite import served_file
@@ -311,6 +312,33 @@ async def test_a_conversation_outlives_a_power_loss(
     async with conversation(store=SQLiteStore(tmp_path / "a.db")) as client:
         await client.load(session_id)
         assert client.texts() == ["before", "echo before", "after", "echo after"]
+
+
+async def test_a_conversation_is_encrypted_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the key beside the file, if nobody gives one. A layer without the option refuses it."""
+    monkeypatch.delenv("MCP_SESSIONS_KEYS", raising=False)
+    path = tmp_path / "a.db"
+
+    def layer(*, encrypts: bool) -> AcpSessionLayer:
+        return AcpSessionLayer(ScriptedAgent(), store=path, encrypt_store=encrypts)
+
+    made = layer(encrypts=True)
+    async with made, client_of(made) as client:
+        await client.initialize()
+        session_id = await client.new()
+        await client.prompt(session_id, "the mark")
+        stored = b"".join(each.read_bytes() for each in tmp_path.iterdir())
+        assert session_id.encode() in stored and b"the mark" not in stored
+    made = layer(encrypts=True)
+    async with made, client_of(made) as client:
+        await client.initialize()
+        await client.load(session_id)
+        assert client.texts() == ["the mark", "echo the mark"]
+    with pytest.raises(ConfigurationError, match="is encrypted: start with --encrypt-store"):
+        async with layer(encrypts=False):
+            raise AssertionError("it is served")
 
 
 # --- two clients ---------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """``mcp-sessions serve --check``: what a start would do and what is wrong with it."""
 
+import asyncio
 import http.client
 import json
 import re
@@ -10,13 +11,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 import trustme
 
 from mcp_sessions.cli.main import main
-from mcp_sessions.stores.sqlite import schema
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.sqlite import SQLiteStore, schema
+from tests.stores.every_store import encrypted_store_over
 from tests.support.children import CHILD
-from tests.support.postgres_server import postgres_server
+from tests.support.postgres_server import postgres_server, shared_postgres
+from tests.support.postgres_server import schema as schema_name
 from tests.support.redis_server import redis_server, shared_redis
 from tests.support.serving import INITIALIZE, read_lines, serving
 
@@ -186,6 +191,10 @@ def test_what_the_settings_of_a_redis_lose_is_said(capsys: pytest.CaptureFixture
         server.ask("CONFIG SET maxmemory-policy noeviction")
         engine, loses = facts_of(capsys, f"{server.url}?timeout=30")
         assert engine.endswith(", appendonly yes, appendfsync always") and loses == []
+        server.ask("CONFIG SET appendfsync everysec")
+        engine, loses = facts_of(capsys, f"{server.url}?timeout=30")
+        assert engine.endswith(", appendonly yes, appendfsync everysec")
+        assert loses == ["the last second before a crash: appendfsync always keeps it"]
         server.ask("CONFIG SET appendfsync no")
         server.ask("CONFIG SET maxmemory-policy allkeys-lru")
         engine, loses = facts_of(capsys, f"{server.url}?timeout=30")
@@ -225,6 +234,61 @@ def test_a_postgres_that_waits_for_its_disk_loses_nothing(
         engine, loses = facts_of(capsys, f"{server.url}?timeout=30")
     assert engine.endswith(", synchronous_commit on, fsync on, full_page_writes on")
     assert loses == []
+
+
+@pytest.mark.postgres
+def test_a_new_postgres_gets_its_tables_from_the_first_start(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing is changed. A user who may not make them learns it here."""
+    url = f"{shared_postgres().url}?schema={schema_name()}"
+    for _ in range(2):
+        status, lines = checked(capsys, "--port", "0", "--store", url, *COMMAND)
+        assert (status, lines["store"].rpartition(": ")[2]) == (
+            0,
+            "reached; the first start makes its tables",
+        )
+    asyncio.run(_user_without_rights(shared_postgres().url))
+    url = url.replace("sessions@", "nobody_much@")
+    status, lines = checked(capsys, "--port", "0", "--store", url, *COMMAND)
+    assert status == 2 and "grant CREATE on the database" in lines["store"]
+
+
+async def _user_without_rights(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute("CREATE USER nobody_much")
+    await connection.close()
+
+
+KEY_OF = "MCP_SESSIONS_KEYS"
+
+
+async def _encrypt(path: Path, key: str) -> None:
+    store = encrypted_store_over(SQLiteStore(path), (key,))
+    await store.open(SessionPolicy())
+    await store.close()
+
+
+def test_the_keys_of_an_encrypted_store_are_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(_encrypt(tmp_path / "a.db", "k" * 32))
+    arguments = ("--port", "0", "--store", "sqlite:///a.db")
+    monkeypatch.setenv(KEY_OF, "k" * 32)
+    status, lines = checked(capsys, *arguments, *COMMAND)
+    assert status == 2 and "is encrypted: start with --encrypt-store" in lines["store"]
+    status, lines = checked(capsys, *arguments, "--encrypt-store", *COMMAND)
+    assert (status, lines["encrypted"]) == (0, "events, answers and data")
+    monkeypatch.setenv(KEY_OF, "o" * 32)
+    status, lines = checked(capsys, *arguments, "--encrypt-store", *COMMAND)
+    assert status == 2 and "was encrypted with another key" in lines["store"]
+    monkeypatch.setenv(KEY_OF, f"{'o' * 32},{'k' * 32}")
+    status, lines = checked(capsys, *arguments, "--encrypt-store", *COMMAND)
+    assert status == 0
+    monkeypatch.delenv(KEY_OF)
+    # A start would make a key beside the file, which is another one.
+    status, lines = checked(capsys, *arguments, "--encrypt-store", *COMMAND)
+    assert status == 2 and "was encrypted with another key" in lines["store"]
 
 
 def test_a_python_server_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

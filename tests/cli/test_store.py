@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,18 @@ from mcp_sessions.cli.main import main
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.request_keys import Begun, KeyUse
 from mcp_sessions.core.states import Mode
-from mcp_sessions.errors import Refusal
+from mcp_sessions.errors import ConfigurationError, Refusal
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, RequestKey, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.encrypted import check_is_open
+from mcp_sessions.stores.postgres import PostgresStore
 from mcp_sessions.stores.record_changes import SetWaitsFrom
 from mcp_sessions.stores.sqlite import SQLiteStore
 from mcp_sessions.stores.urls import open_store
+from tests.stores import opening as stores_opening
+from tests.stores.every_store import encrypted_store_over
 from tests.support.postgres_server import schema, shared_postgres
 from tests.support.processes import free_port
 from tests.support.redis_server import namespace, shared_redis
@@ -559,3 +563,102 @@ def test_the_store_of_the_file_is_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "dump").unlink()
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
     assert isinstance(open_store(url), SQLiteStore) and path.exists()
+
+
+# --- encrypted -----------------------------------------------------------------------------------
+
+KEYS, OTHERS = ("k" * 32,), ("o" * 32,)
+
+
+@asynccontextmanager
+async def opened_encrypted(url: str, keys: Sequence[str] = KEYS) -> AsyncGenerator[SessionStore]:
+    async with stores_opening.opened(
+        encrypted_store_over(open_store(url), keys), SessionPolicy()
+    ) as store:
+        yield store
+
+
+async def filled_encrypted(url: str, keys: Sequence[str] = KEYS) -> SessionId:
+    now = time.time()
+    async with opened_encrypted(url, keys) as store:
+        session_id = (await store.create(Mode.PROTOCOL, ALICE, peer=None, now=now)).session_id
+        draft = Draft(b'{"secret":true,"id":"', b'"}')
+        for _ in range(2):
+            await store.append(session_id, draft, now=now)
+        use = KeyUse(RequestKey("k"), b"d", "process-1")
+        await store.admit(session_id, ALICE, mode=Mode.PROTOCOL, now=now, key=use)
+        await store.finish_request(session_id, use.key, b'"result":"secret"', now=now)
+        await store.replace_data(session_id, {"secret": True}, expected_version=0)
+    return session_id
+
+
+@pytest.mark.parametrize("make_target", EVERY)
+@pytest.mark.parametrize("make_source", EVERY)
+async def test_an_encrypted_store_is_copied_without_its_keys(
+    make_source: MakeUrl, make_target: MakeUrl, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With them a server serves from the copy. Without them none does."""
+    source, target = make_source(tmp_path), make_target(tmp_path)
+    if source == target:
+        target = target.replace(".db", "-copy.db")
+    session_id = await filled_encrypted(source)
+    assert await run("check", source) == 0
+    assert await run("copy", source, target) == 0
+    assert "1 session copied" in capsys.readouterr().out
+    async with opened(target) as raw:
+        with pytest.raises(ConfigurationError, match="is encrypted"):
+            await check_is_open(raw)
+    with pytest.raises(ConfigurationError, match="another key"):
+        async with opened_encrypted(target, OTHERS):
+            raise AssertionError("it is served")
+    async with opened_encrypted(target) as store:
+        now = time.time()
+        data = await store.load_data(session_id)
+        assert data is not None and data.value == {"secret": True}
+        head = await head_of(store, session_id)
+        start = Position(head.log_epoch, 1).event_id()
+        ((event,), _) = await store.read(session_id, start, now=now)
+        # It has the id that it has here.
+        assert event.payload == b'{"secret":true,"id":"' + event.event_id.encode() + b'"}'
+        use = KeyUse(RequestKey("k"), b"d", "process-1")
+        admitted = await store.admit(session_id, ALICE, mode=Mode.PROTOCOL, now=now, key=use)
+        assert admitted is not None and admitted.outcome == b'"result":"secret"'
+
+
+async def test_a_dump_of_an_encrypted_store_is_encrypted(tmp_path: Path) -> None:
+    source, target = sqlite(tmp_path), f"sqlite:///{tmp_path}/target.db"
+    session_id = await filled_encrypted(source)
+    file = tmp_path / "dump"
+    assert await run("dump", source, str(file)) == 0
+    assert "secret" not in file.read_text("ascii") and session_id in file.read_text("ascii")
+    assert await run("load", str(file), target) == 0
+    async with opened_encrypted(target) as store:
+        data = await store.load_data(session_id)
+        assert data is not None and data.value == {"secret": True}
+
+
+async def test_sessions_of_two_keys_are_not_mixed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server has one ring of keys for all that is in its store."""
+    source, target = sqlite(tmp_path), f"sqlite:///{tmp_path}/target.db"
+    await filled_encrypted(source)
+    await filled_encrypted(target, OTHERS)
+    line = await refused(capsys, 2, "copy", source, target)
+    assert "encrypted with other keys" in line
+    async with opened(target) as store:
+        assert len(await store.session_ids()) == 1
+
+
+@pytest.mark.postgres
+async def test_to_read_from_a_postgres_that_no_server_used_makes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = postgres(tmp_path)
+    for command in (["check", url], ["dump", url, str(tmp_path / "dump")], ["copy", url, url]):
+        assert "no server has made a postgres store there" in await refused(capsys, 2, *command)
+    assert await asyncio.to_thread(main, ["sessions", "list", "--store", url]) == 2
+    assert "no server has made a postgres store there" in capsys.readouterr().err
+    store = PostgresStore(url)
+    assert not await store.open_if_made(SessionPolicy())
+    await store.close()

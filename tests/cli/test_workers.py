@@ -113,6 +113,31 @@ def test_a_store_of_one_process_is_refused(here: Path, store: str) -> None:
     assert said.count("\n") == 1 and "--workers: the processes do not share the store" in said
 
 
+@pytest.mark.redis
+@pytest.mark.parametrize("by", ["option", "code"])
+def test_an_encrypted_store_needs_keys_that_outlive_the_workers(
+    here: Path, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper makes a key for them, which ends with it. Nobody could read the store then."""
+    monkeypatch.delenv("MCP_SESSIONS_KEYS", raising=False)
+    if by == "code":
+        layer = (
+            "from mcp_sessions import SessionLayer\nlayer = SessionLayer(mcp, encrypt_store=True)"
+        )
+        store = f"store={shared_redis().url + '?namespace=' + namespace()!r}"
+        code = f"{APP}\n{layer.replace('encrypt_store', store + ', encrypt_store')}\n"
+        (here / "app.py").write_text(code)
+        arguments = ["app.py:layer"]
+    else:
+        url = f"{shared_redis().url}?namespace={namespace()}"
+        arguments = ["app.py", "--store", url, "--encrypt-store"]
+    with serving(here, *arguments, "--workers", "2") as keeper:
+        assert keeper.wait(WITHIN) == 2
+        assert keeper.stderr is not None
+        said = keeper.stderr.read()
+    assert said.count("\n") == 1 and "an encrypted store needs keys that outlive the" in said
+
+
 def test_one_pipe_is_not_for_several_processes(refused: Callable[..., str]) -> None:
     assert "--workers: --stdio needs one process" in refused(
         "serve", "app.py", "--workers", "2", "--stdio"

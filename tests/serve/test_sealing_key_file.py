@@ -221,7 +221,7 @@ def test_a_folder_in_its_place_is_one_line(database: Path) -> None:
     layer = made(database)
     key_of(database).mkdir()
     with pytest.raises(ConfigurationError, match="this is a folder or a pipe"):
-        sealing_key_file.check_key_file(layer.store, layer.security)
+        sealing_key_file.checked_key_file(layer.store, layer.security)
 
 
 async def test_a_full_disk_leaves_nothing(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:

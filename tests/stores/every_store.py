@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mcp_sessions.security import SessionSecurity
+from mcp_sessions.serve.sealing_key_file import encrypted_store
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
@@ -41,6 +43,31 @@ STORES: Mapping[str, MakeStore] = {
 }
 """Name → how to make one that is empty and not open yet."""
 
+KEYS = ("k" * 32,)
+
+
+def encrypted_store_over(store: SessionStore, keys: Sequence[str] = KEYS) -> SessionStore:
+    return encrypted_store(store, SessionSecurity(keys))
+
+
+def _encrypted(make: MakeStore) -> MakeStore:
+    return lambda: encrypted_store_over(make())
+
+
+def _two_encrypted(make_two: MakeTwoStores) -> MakeTwoStores:
+    def make() -> tuple[SessionStore, SessionStore]:
+        first, second = make_two()
+        return encrypted_store_over(first), encrypted_store_over(second)
+
+    return make
+
+
+ENCRYPTED: Mapping[str, MakeStore] = {
+    f"encrypted-{name}": _encrypted(STORES[name])
+    for name in ("postgres", "redis", "redis-behind-sentinel", "sqlite")
+}
+"""The same for the stores that can be encrypted."""
+
 EXCHANGES: Mapping[str, MakeTwoStores] = {
     "in-one-process": two_shared_stores,
     "postgres": two_postgres_stores,
@@ -48,6 +75,11 @@ EXCHANGES: Mapping[str, MakeTwoStores] = {
     "redis-behind-sentinel": two_sentinel_stores,
 }
 """Name → how to make two that share everything."""
+
+ENCRYPTED_EXCHANGES: Mapping[str, MakeTwoStores] = {
+    f"encrypted-{name}": _two_encrypted(EXCHANGES[name])
+    for name in ("postgres", "redis", "redis-behind-sentinel")
+}
 
 MARKS: Mapping[str, pytest.MarkDecorator] = {
     "postgres": pytest.mark.postgres,
@@ -62,14 +94,23 @@ def every_store(*others: object, name: str = "") -> list[object]:
     return _sets(STORES, others, name)
 
 
+def every_encrypted_store(*others: object, name: str = "") -> list[object]:
+    return _sets(ENCRYPTED, others, name)
+
+
 def every_exchange(*others: object, name: str = "") -> list[object]:
     return _sets(EXCHANGES, others, name)
+
+
+def every_encrypted_exchange(*others: object, name: str = "") -> list[object]:
+    return _sets(ENCRYPTED_EXCHANGES, others, name)
 
 
 def _sets(makers: Mapping[str, object], others: Sequence[object], name: str) -> list[object]:
     sets: list[object] = []
     for store, make in makers.items():
-        marks = [MARKS[store]] if store in MARKS else []
+        engine = store.removeprefix("encrypted-")
+        marks = [MARKS[engine]] if engine in MARKS else []
         case = f"{store}-{name}" if name else store
         sets.append(pytest.param(make, *others, id=case, marks=marks))
     return sets

@@ -15,7 +15,12 @@ from mcp_sessions.testing import (
     MakeStore,
     MakeTwoStores,
 )
-from tests.stores.every_store import every_exchange, every_store
+from tests.stores.every_store import (
+    every_encrypted_exchange,
+    every_encrypted_store,
+    every_exchange,
+    every_store,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 def every_check_of_every_store() -> Iterator[object]:
     for check in STORE_CHECKS:
         yield from every_store(check, name=check.__name__)
+        yield from every_encrypted_store(check, name=check.__name__)
 
 
 @pytest.mark.anyio
@@ -37,6 +43,7 @@ async def test_a_store_keeps_the_contract(make: MakeStore, check: Check) -> None
 def every_check_of_every_exchange() -> Iterator[object]:
     for check in EXCHANGE_CHECKS:
         yield from every_exchange(check, name=check.__name__)
+        yield from every_encrypted_exchange(check, name=check.__name__)
 
 
 @pytest.mark.anyio

@@ -37,7 +37,7 @@ from mcp_sessions.policy import Eras, TaskPolicy
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.testing.memory_client import inside
 from mcp_sessions.testing.timed_layer import ClockedLayer
-from tests.stores.every_store import STORES
+from tests.stores.every_store import ENCRYPTED, STORES
 from tests.support.raw import AsgiCarrier, Json, RawClient, in_process
 from tests.support.virtual_time import VirtualTimeLoop
 
@@ -300,7 +300,7 @@ def _store_by_name(name: str) -> SessionStore:
         from tests.support.replicas import Backplane
 
         return cast("SessionStore", Backplane().store())
-    return STORES[name]()
+    return {**STORES, **ENCRYPTED}[name]()
 
 
 @asynccontextmanager

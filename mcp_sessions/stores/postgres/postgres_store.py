@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from mcp_sessions.argument_types import checked
 from mcp_sessions.core.ends import MOST_ENDS, REMEMBERED_FOR, SessionEnd, StoreMade
 from mcp_sessions.core.messages import decode, encode
-from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.errors import ConfigurationError, StoreRefused
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import mint_process
 from mcp_sessions.stores.ends_contract import EndedOutside
@@ -81,6 +81,14 @@ class PostgresStore(SqlStore):
             ConfigurationError: The server is too old, or a newer release made the tables.
             StoreRefused: It is behind a pooler in transaction mode.
         """
+        if not await self.open_if_made(policy):
+            await self._link.run(
+                f"BEGIN; SELECT pg_advisory_xact_lock({_LOCK});"
+                f' CREATE SCHEMA IF NOT EXISTS "{self._link.schema}"; {schema.TABLES} COMMIT'
+            )
+
+    async def open_if_made(self, policy: SessionPolicy) -> bool:
+        """See :class:`~mcp_sessions.stores.probe.Made`, and :meth:`open` for the errors."""
         await super().open(policy)
         await self._link.check_pooler()
         (row,) = await self._link.fetch(
@@ -92,14 +100,26 @@ class PostgresStore(SqlStore):
                 f"{OLDEST_VERSION} or later"
             )
         if not row[1]:
-            await self._link.run(
-                f"BEGIN; SELECT pg_advisory_xact_lock({_LOCK});"
-                f' CREATE SCHEMA IF NOT EXISTS "{self._link.schema}"; {schema.TABLES} COMMIT'
-            )
+            await self._check_may_make()
+            return False
         ((newest,),) = await self._link.fetch("SELECT max(version) FROM versions")
         if newest > schema.VERSION:
             raise ConfigurationError(
                 f"a newer release made the tables of {self._link.name}: use that release"
+            )
+        return True
+
+    async def _check_may_make(self) -> None:
+        ((may_make,),) = await self._link.fetch(
+            "SELECT CASE WHEN EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)"
+            " THEN has_schema_privilege($1, 'CREATE')"
+            " ELSE has_database_privilege(current_database(), 'CREATE') END",
+            self._link.schema,
+        )
+        if not may_make:
+            raise StoreRefused(
+                f"{self._link.name} does not let this user make the schema {self._link.schema}: "
+                "grant CREATE on the database"
             )
 
     async def close(self) -> None:
@@ -186,3 +206,15 @@ class PostgresStore(SqlStore):
                 return own
         rows = await self._link.fetch("SELECT name, at FROM made")
         return StoreMade(rows[0][0], rows[0][1]) if rows else None
+
+    async def sealing_keys(self, *, add: str | None = None) -> frozenset[str]:
+        if add is not None:
+            await self._link.run(
+                f"BEGIN; SELECT pg_advisory_xact_lock({_LOCK}); {schema.SEALING_KEYS} COMMIT"
+            )
+            await self._link.fetch(
+                "INSERT INTO sealing_keys VALUES ($1) ON CONFLICT DO NOTHING", add
+            )
+        ((is_there,),) = await self._link.fetch("SELECT to_regclass('sealing_keys') IS NOT NULL")
+        rows = await self._link.fetch("SELECT id FROM sealing_keys") if is_there else ()
+        return frozenset(row[0] for row in rows)

@@ -106,3 +106,6 @@ CREATE INDEX IF NOT EXISTS mail_process ON mail (process, id);
 CREATE TABLE IF NOT EXISTS versions (version integer PRIMARY KEY);
 INSERT INTO versions VALUES (1) ON CONFLICT DO NOTHING;
 """
+
+SEALING_KEYS = "CREATE TABLE IF NOT EXISTS sealing_keys (id text PRIMARY KEY);"
+"""The ids of the keys that sealed something. Only an encrypted store has this table."""

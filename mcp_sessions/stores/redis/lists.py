@@ -46,6 +46,7 @@ class EndsInRedis(Commands):
         self._ends = f"{{{namespace}}}:ends"
         self._ends_outside = f"{{{namespace}}}:ends-outside"
         self._made = f"{{{namespace}}}:made"
+        self._sealed_by = f"{{{namespace}}}:sealed-by"
 
     @readable
     async def remember_ends(
@@ -95,6 +96,13 @@ class EndsInRedis(Commands):
         how = "NX" if found is None else "XX"
         found = await self._command("SET", self._made, text, how, "GET", "PX", lifetime)
         return _made(found) or own
+
+    @readable
+    async def sealing_keys(self, *, add: str | None = None) -> frozenset[str]:
+        if add is not None:
+            await self._command("SADD", self._sealed_by, add)
+        found: list[bytes] = await self._command("SMEMBERS", self._sealed_by)
+        return frozenset(decoded(each) for each in found)
 
     async def _note_lost(self, tag: str, at: float) -> None:
         end = SessionEnd(tag[:DIGEST_LENGTH], EndReason.LOST, at)

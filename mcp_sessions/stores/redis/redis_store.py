@@ -16,10 +16,11 @@ Keys, where ``NS`` is the namespace, ``T`` a digest of the session id and ``U`` 
     {NS}:ends         sorted set: how sessions ended, by time
     {NS}:ends-outside  list: of those, what no server wrote to its log yet
     {NS}:made         string: when this store was made
+    {NS}:sealed-by    set: of an encrypted store, the ids of the keys that sealed something in it
     NS:uri:{U}        hash: subscribers
     NS:alive:PROCESS  a process that lives (``pubsub.py``)
 
-All of them have a time to live, except those of an ACP agent's session.
+All of them have a time to live, except ``sealed-by`` and those of an ACP agent's session.
 """
 
 from __future__ import annotations
@@ -228,6 +229,8 @@ class RedisStore(LivesInRedis, EventsInRedis, BelongingsInRedis, WholeInRedis):
         loses: list[str] = []
         if about.get("aof_enabled") == "1":
             durability = f"appendonly yes, appendfsync {fsync}"
+            if fsync == "everysec":
+                loses.append("the last second before a crash: appendfsync always keeps it")
             if fsync == "no":
                 loses.append("what the system did not write before a crash: set appendfsync")
         else:

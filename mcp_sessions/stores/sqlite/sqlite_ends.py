@@ -56,6 +56,16 @@ def made(tx: Transaction, *, now: float | None) -> StoreMade | None:
     return StoreMade(str(meta.get("file")), now, is_new=True)
 
 
+_SEALED_BY = "sealed by "
+
+
+def sealing_keys(tx: Transaction, add: str | None = None) -> frozenset[str]:
+    if add is not None:
+        tx.execute("INSERT OR IGNORE INTO meta (name, value) VALUES (?, 1)", (_SEALED_BY + add,))
+    names = tx.execute("SELECT name FROM meta WHERE name LIKE ?", (_SEALED_BY + "%",)).fetchall()
+    return frozenset(str(name).removeprefix(_SEALED_BY) for (name,) in names)
+
+
 class EndsInFile(ServedFile):
     _looks_for_rows = True
     """Whether there may be ends that an operator's process wrote. It can while nobody serves."""
@@ -80,6 +90,9 @@ class EndsInFile(ServedFile):
 
     async def made(self, *, now: float | None) -> StoreMade | None:
         return await self._writer.call(lambda tx: made(tx, now=now))
+
+    async def sealing_keys(self, *, add: str | None = None) -> frozenset[str]:
+        return await self._writer.call(lambda tx: sealing_keys(tx, add))
 
 
 def _take_outside(tx: Transaction) -> list[SessionEnd]:

@@ -131,8 +131,9 @@ def facts_of(durability: schema.Durability) -> EngineFacts:
     return EngineFacts(f"SQLite {sqlite3.sqlite_version}", f"durability {durability}", loses)
 
 
-def look_at(path: Path) -> tuple[str, float | None]:
-    """Report the state of a file at a path, as a server would find it, and how long a read took.
+def look_at(path: Path) -> tuple[str, float | None, frozenset[str]]:
+    """Report the state of a file at a path, as a server would find it, how long a read took, and
+    which keys sealed something in it.
 
     Raises:
         ConfigurationError: It cannot be served from.
@@ -148,13 +149,16 @@ def look_at(path: Path) -> tuple[str, float | None]:
             raise ConfigurationError(
                 f"{path} cannot be made: {real_path.parent} is no directory that can be written"
             )
-        return "a new file", None
+        return "a new file", None, frozenset()
     if not os.access(real_path, os.W_OK):
         raise ConfigurationError(f"{path} cannot be written: look at its permissions")
     connection = schema.open_for_operator(real_path, any_version=True)
     began = time.perf_counter()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     took = time.perf_counter() - began
+    sealed_by = frozenset[str]()
+    if version == schema.VERSION:
+        sealed_by = sqlite_ends.sealing_keys(Transaction(connection))
     connection.close()
     lock = FileLock(real_path.with_name(real_path.name + "-lock"))
     if lock.path.exists():
@@ -166,8 +170,12 @@ def look_at(path: Path) -> tuple[str, float | None]:
             ) from None
         lock.release()
     if version not in (0, schema.VERSION):
-        return f"reached; a start migrates it from version {version} to {schema.VERSION}", took
-    return "reached", took
+        return (
+            f"reached; a start migrates it from version {version} to {schema.VERSION}",
+            took,
+            sealed_by,
+        )
+    return "reached", took, sealed_by
 
 
 def _end_here(tx: Transaction, session_id: SessionId) -> bool:
