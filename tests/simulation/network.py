@@ -32,7 +32,8 @@ class Link:
         self.stands_still = False
         """Nothing gets through, and nobody notices."""
 
-        self.pipes: set[Pipe] = set()
+        self.pipes: dict[Pipe, None] = {}
+        """In the order in which they were opened: a set would have them by their addresses."""
 
     def cut(self) -> None:
         """Break every connection. What is under way is lost."""
@@ -62,7 +63,7 @@ class Pipe:
         self._items: deque[tuple[float, Any]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.is_cut = False
-        link.pipes.add(self)
+        link.pipes[self] = None
 
     def put(self, item: Any) -> None:
         if not self.is_cut:
@@ -93,7 +94,7 @@ class Pipe:
     def close(self) -> None:
         self.is_cut = True
         self._items.clear()
-        self._link.pipes.discard(self)
+        self._link.pipes.pop(self, None)
 
 
 _OUTSIDE: Final = Host("the network")
