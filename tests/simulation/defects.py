@@ -265,7 +265,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "who loses its session is not told": Defect(
         "The old client did not know that another one has its session.",
-        ((Attachments, "_displace_surely", _waits_for_nothing),),
+        ((Attachments, "_displaced_here", _waits_for_nothing),),
     ),
     "a takeover at another replica is not noticed": Defect(
         "The old client went on to hear its events.",
