@@ -280,7 +280,7 @@ async def test_a_bad_token_changes_nothing_and_has_one_answer(
     era: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """STT8, on the wire: "``-32602``, ``data.reason = "invalid_state"``, one text for every
-    cause", and one line in the log. Neither the request key nor the deadline was touched.
+    cause", and one line a minute in the log. Neither the request key nor the deadline was touched.
     """
     box = Notebook()
     clock = Clock()
@@ -302,10 +302,10 @@ async def test_a_bad_token_changes_nothing_and_has_one_answer(
                 continue  # It is no JSON to this era.
             sent = called(client, "look", meta)
             assert await sent.error() == INVALID, cause
-            [line] = [said for said in caplog.messages if "state" in said and "refused: " in said]
-            assert digest(session) in line, cause
-            caplog.clear()
             assert sent.reply.status == (400 if era == "modern" else 200)
+        # A client that repeats them does not fill the log.
+        [line] = [said for said in caplog.messages if "state" in said and "refused: " in said]
+        assert digest(session) in line
         assert box.seen == []
 
         w.clock.advance(999)
