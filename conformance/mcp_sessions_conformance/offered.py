@@ -1,6 +1,6 @@
 """Find the features that a server offers. It is not tested for the others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from mcp_sessions_conformance.loader import Conditions, Vector
@@ -45,6 +45,27 @@ ASKS = Vector(
 )
 """Played on each way before all others."""
 
+LISTS = replace(
+    ASKS,
+    id="the-tools-of-the-server",
+    description="The server lists its tools.",
+    steps=(
+        {"step": "open", "on": "a"},
+        {
+            "step": "send",
+            "on": "a",
+            "method": "tools/list",
+            "params": {},
+            "capture": {"tools": "/tools"},
+        },
+    ),
+)
+"""Played next, where the server starts no other one: it may have none of the tools."""
+
+LACKS_TOOLS = (
+    "the server has no tool `echo`: conformance/README.md says which tools a server under test has"
+)
+
 
 @dataclass(frozen=True)
 class Offered:
@@ -53,6 +74,9 @@ class Offered:
 
     other_servers: frozenset[str] | None = None
     """The kinds of servers that it starts in addition to itself; None: it was not asked."""
+
+    lacks_tools: bool = False
+    """It lists tools, and not those that the vectors call."""
 
 
 def offered_in(player: Player) -> Offered:
@@ -64,3 +88,11 @@ def offered_in(player: Player) -> Offered:
         return Offered(named)
     kinds: Any = player.scene.names.get("kinds")
     return Offered(named, frozenset(kinds.split()) if isinstance(kinds, str) else frozenset())
+
+
+def lacks_tools(player: Player) -> bool:
+    tools: Any = player.scene.names.get("tools")
+    listed = cast("list[Any]", tools) if isinstance(tools, list) else None
+    return listed is not None and not any(
+        isinstance(tool, dict) and cast("Json", tool).get("name") == "echo" for tool in listed
+    )

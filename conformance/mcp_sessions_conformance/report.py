@@ -62,7 +62,7 @@ def _summary(run: Run) -> str:
         lines.append(f"NOT PLAYED:   {count:3d}  {reason}")
     for reason, count in _reasons(run.not_selected):
         lines.append(f"not selected: {count:3d}  {reason}")
-    if not run.outcomes:
+    if not run.outcomes and not run.not_played:
         lines.append("nothing was played: no vector was selected")
     if not run.is_complete:
         lines.append(BROKEN_OFF)

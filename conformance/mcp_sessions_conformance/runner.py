@@ -2,12 +2,19 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mcp_sessions_conformance.blame import blamed
 from mcp_sessions_conformance.loader import OPTIONAL, Vector
-from mcp_sessions_conformance.offered import ASKS, Offered, offered_in
+from mcp_sessions_conformance.offered import (
+    ASKS,
+    LACKS_TOOLS,
+    LISTS,
+    Offered,
+    lacks_tools,
+    offered_in,
+)
 from mcp_sessions_conformance.peer import Era, Failure, Limits, Transport
 from mcp_sessions_conformance.play import Player
 from mcp_sessions_conformance.targets import (
@@ -215,10 +222,18 @@ def _pairs(ways: list[RunningWay]) -> list[_Combination]:
 
 
 async def _offered(way: RunningWay, limits: Limits) -> Offered:
-    player = Player(ASKS, way, other=None, limits=limits)
+    offered = offered_in(await _asked(ASKS, way, limits))
+    if offered.other_servers is None or offered.other_servers:
+        # It was not asked, or is a server under test.
+        return offered
+    return replace(offered, lacks_tools=lacks_tools(await _asked(LISTS, way, limits)))
+
+
+async def _asked(vector: Vector, way: RunningWay, limits: Limits) -> Player:
+    player = Player(vector, way, other=None, limits=limits)
     await _within(ONE_VECTOR, player.play(), "to ask what it has")
     await _within(LEAVING, player.leave(), "to leave the server")
-    return offered_in(player)
+    return player
 
 
 def why_not(
@@ -287,8 +302,7 @@ async def _play_at(
 
     Args:
         offered: Name of a way → what the server has there. Added to.
-        silent: Names of ways, and of pairs, on which the server answers nothing any more → why
-            that is believed. Added to.
+        silent: Names of ways, and of pairs, on which nothing is played any more → why. Added to.
     """
     chosen: list[Vector] = []
     here = combination.here.name
@@ -296,6 +310,8 @@ async def _play_at(
         why_not(v, combination.here, combination.other) is None for v in wanted
     ):
         offered[here] = await _offered(combination.here, limits)
+        if offered[here].lacks_tools:
+            silent[here] = LACKS_TOOLS
     for vector in wanted:
         reason = why_not(vector, combination.here, combination.other, offered.get(here))
         if reason is None:

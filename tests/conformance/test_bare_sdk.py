@@ -8,6 +8,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 
 from mcp_sessions_conformance.loader import Vector
+from mcp_sessions_conformance.offered import LACKS_TOOLS
 from mcp_sessions_conformance.peer import Limits
 from mcp_sessions_conformance.report import as_text
 from mcp_sessions_conformance.runner import run
@@ -67,3 +68,21 @@ async def test_what_needs_sessions_fails_and_the_rest_passes(
     passed = {o.vector.id for o in done.outcomes if o.verdict == "passed"}
     assert not done.is_conformant
     assert passed == NEEDS_NO_SESSION, as_text(done)
+
+
+async def test_a_server_without_the_tools_is_told_so_at_once(vectors: list[Vector]) -> None:
+    """It is some server that a user has, and each vector would fail for that reason."""
+    server = MCPServer[Any]("notes", version="1.0")
+
+    @server.tool()
+    async def add(text: str) -> str:
+        return text
+
+    del add
+    with serve(server.streamable_http_app()) as running:
+        done = await run([parse_target(running.url())], vectors, limits=IMPATIENT)
+
+    assert not done.is_conformant and not done.outcomes
+    assert {entry.reason for entry in done.not_played} == {LACKS_TOOLS}
+    assert f"http/modern: {LACKS_TOOLS}\n" in as_text(done)
+    assert "no vector was selected" not in as_text(done)
