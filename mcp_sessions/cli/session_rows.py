@@ -319,7 +319,8 @@ def screen(records: Sequence[SessionRecord], ends: Sequence[SessionEnd], view: V
                 "-" if row["idle"] is None else duration(row["idle"]),
             ]
         )
-    table, _ = fitted(rows, size.columns, wraps=(), least=[1, 3, 6, 5, 4])
+    width = size.columns if sys.stdout.isatty() else None
+    table, _ = fitted(rows, width, wraps=(), least=[1, 3, 6, 5, 4])
     return [*lines, *table]
 
 

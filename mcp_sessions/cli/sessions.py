@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mcp_sessions.cli import arguments as types
@@ -176,28 +176,38 @@ _REMEMBERED_WITHIN = 10
 
 async def _follow(session_id: SessionId, operator_store: OperatorStore, view: View) -> None:
     """Print the story of a session, and each new entry, until it has ended."""
+    shown = -1
 
-    def show(row: Mapping[str, Any]) -> None:
-        line = json.dumps(row) if view.options.json else f"{row['at']}  {row['text']}"
-        out(line)
+    def show(told: Mapping[str, Any]) -> None:
+        nonlocal shown
+        for number, row in _numbered(told):
+            if number > shown:
+                out(json.dumps(row) if view.options.json else f"{row['at']}  {row['text']}")
+                shown = number
 
-    shown = 0
     while (whole := await operator_store.whole(session_id)) is not None:
-        told = story_of(whole.record.story, whole.record.life.created_at)
-        # Entries have numbers, also those that are folded away by now.
-        first = told["foldedEntries"]
-        for number, row in enumerate(told["story"], first):
-            if number >= shown:
-                show(row)
-        shown = first + len(told["story"])
+        show(story_of(whole.record.story, whole.record.life.created_at))
         await asyncio.sleep(FOLLOW_EVERY)
     for _ in range(_REMEMBERED_WITHIN):
         for end in await operator_store.ends():
             if end.session == digest(session_id):
-                show(end_details(end)["story"][-1])
+                # Also what came after the last look at it.
+                show(end_details(end))
                 return
         await asyncio.sleep(FOLLOW_EVERY)
     print(f"session {digest(session_id)} is not there any more", file=sys.stderr)
+
+
+def _numbered(told: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number the entries of a story, also those that are folded away by now. The start has 0."""
+    rows: list[dict[str, Any]] = told["story"]
+    number = told["foldedEntries"]
+    for row in rows:
+        if row["what"] == "started":
+            yield 0, row
+        else:
+            number += 1
+            yield number, row
 
 
 async def _top(options: argparse.Namespace, operator_store: OperatorStore) -> None:

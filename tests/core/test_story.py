@@ -1,0 +1,74 @@
+"""The story of a session as text: bounded, and read by whoever meets it, older or newer."""
+
+import pytest
+
+from mcp_sessions.core.story import MOST, Entry, Why, detaches, outcome, read, told
+from mcp_sessions.ids import LogEpoch, Position
+
+
+def test_the_oldest_entries_fold_away_and_are_counted() -> None:
+    story = ""
+    for number in range(200):
+        story = told(story, float(number), f"detached closed replica{number}")
+        folded, entries = read(story)
+        assert len(story.encode()) <= MOST and folded + len(entries) == number + 1
+        assert entries[-1].at == number and entries[0].at == folded
+    # As many as there is room for.
+    assert len(story) > MOST - 100
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        (
+            outcome(False, Position(LogEpoch("1"), 4), head=9, replayed=3, evicted=0, refusal=None),
+            "resumed by http at replica here from event 4: 3 replayed, 2 coalesced",
+        ),
+        (
+            outcome(True, None, head=9, replayed=0, evicted=0, refusal="no_position"),
+            "resumed by http at replica here without a position; taken over from another "
+            "connection",
+        ),
+        (
+            outcome(
+                False, Position(LogEpoch("1"), 4), head=9, replayed=0, evicted=6, refusal="evicted"
+            ),
+            "resumed by http at replica here from event 4: nothing replayed (evicted); events up "
+            "to 6 were evicted",
+        ),
+    ],
+)
+def test_a_resume_says_from_where_and_with_what(facts: str, text: str) -> None:
+    _, (entry,) = read(told("", 1.0, f"attached http here {Why.RESUMED}{facts}"))
+    assert entry.text == text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "no time",
+        "+many",
+        "1",
+        "1 danced wildly",
+        "1 attached http",
+        "1 long tools/call soon",
+        "1 attached http here resumed free 1 nine 3 0 -",
+        "99999999999999999999 detached closed here",
+    ],
+)
+def test_a_line_of_another_release_is_left_out(line: str) -> None:
+    story = f"1 detached closed here\n{line}\n2 detached slow here and more\n"
+    folded, entries = read(story)
+    assert folded == 0
+    assert [entry.text for entry in entries] == [
+        "detached at replica here: closed",
+        "detached at replica here: slow",
+    ]
+
+
+def test_a_replica_that_has_no_name_is_left_out() -> None:
+    entry = detaches(1.0, Why.CLOSED, "-")
+    assert entry == Entry(1.0, "detached closed -")
+    _, (shown,) = read(told("", *entry))
+    assert shown.text == "detached: closed" and "replica" not in shown.facts
