@@ -1,8 +1,9 @@
 """The story of a session: what happened to it, for an operator who asks later.
 
 A story is text with a line for each entry: when, what, and small facts. The store keeps it with its
-session and adds to it in steps that happen anyway. Old entries fold away: the first line then says
-how many. Redis does the same in ``lua/story.lua``.
+session. Steps that attach and detach add to it. What else happens is added by the rounds of a
+process. Old entries fold away: the first line then says how many. Redis does the same in
+``lua/story.lua``.
 
 A fact is a number or a word of this project: never an id, a key, or a text that a client sent.
 """

@@ -2,12 +2,16 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mcp_sessions.core.story import MOST, Told, read
+from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, digest
+from mcp_sessions.server.reporting.stories import Stories
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.record_changes import Tell
 from tests.support.raw import RawClient, call_params, in_session
 from tests.support.world import World, world
 
@@ -156,3 +160,30 @@ async def test_a_process_that_stops_writes_what_waits() -> None:
             "attached",
             "detached",
         ]
+
+
+async def test_what_happened_while_the_store_was_away_is_told_later() -> None:
+    """An outage is what an operator asks about."""
+    told: list[tuple[SessionId, list[str]]] = []
+    is_away = True
+
+    class Store:
+        async def change(self, session_id: SessionId, tell: Tell) -> None:
+            if is_away:
+                raise StoreUnavailable("away")
+            told.append((session_id, [text for _, text in tell.entries]))
+
+    first, second = SessionId("1"), SessionId("2")
+    stories = Stories(cast("SessionStore", Store()), "r", lambda: 1_000.0)
+    stories.count(first, "refused full tools/call")
+    stories.note(second, "detached slow r")
+    with pytest.raises(StoreUnavailable):
+        await stories.write()
+    stories.note(first, "detached closed r")
+    is_away = False
+    await stories.write()
+
+    assert told == [
+        (first, ["refused full tools/call 1", "detached closed r"]),
+        (second, ["detached slow r"]),
+    ]

@@ -7,11 +7,12 @@ of the story there. Equal entries are counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mcp_sessions import method_names
 from mcp_sessions.core.story import Entry
+from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.reporting.loggable import loggable_method
 from mcp_sessions.stores.contract import SessionStore
@@ -81,11 +82,8 @@ class Stories:
         news = self._news.get(session_id)
         if news is None:
             return []
-        entries, news.entries = news.entries, {}
-        return [
-            Entry(at, text if times is None else f"{text} {times}")
-            for text, (at, times) in sorted(entries.items(), key=lambda each: each[1][0])
-        ]
+        waiting, news.entries = news.entries, {}
+        return _entries(waiting)
 
     def forget(self, session_id: SessionId) -> list[Entry]:
         """Return what waits for a session that ended."""
@@ -100,14 +98,29 @@ class Stories:
             is_last: The process stops: write all.
 
         Raises:
-            StoreUnavailable: Some is not written, and waits no longer.
+            StoreUnavailable: It is not known whether the entries of one session are written. They
+                wait for the next round, as do those that were not tried.
         """
         now = self._clock()
         due = [each for each, news in self._news.items() if is_last or now >= news.due_at]
-        for session_id in due[:_AT_ONCE]:
-            entries = self.take(session_id)
-            if not entries:
-                self._news.pop(session_id, None)
+        for session_id in due if is_last else due[:_AT_ONCE]:
+            news = self._news.get(session_id)
+            if news is None:
                 continue
-            self._news[session_id].due_at = now + _PAUSE
-            await self._store.change(session_id, Tell(entries))
+            if not news.entries:
+                del self._news[session_id]
+                continue
+            waiting, news.entries = news.entries, {}
+            try:
+                await self._store.change(session_id, Tell(_entries(waiting)))
+            except StoreUnavailable:
+                news.entries = waiting | news.entries
+                raise
+            news.due_at = now + _PAUSE
+
+
+def _entries(waiting: Mapping[str, tuple[float, int | None]]) -> list[Entry]:
+    return [
+        Entry(at, text if times is None else f"{text} {times}")
+        for text, (at, times) in sorted(waiting.items(), key=lambda each: each[1][0])
+    ]
