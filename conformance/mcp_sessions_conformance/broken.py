@@ -35,6 +35,7 @@ end-answers-with-nothing: end-names-session
 end-again-is-not-found: knows-every-session
 nothing-after-the-end: talks-after-end
 an-ended-session-stays-ended: knows-every-session
+an-ended-session-is-not-deleted: knows-every-session
 end-answers-running-requests: forgets-waiting
 a-request-that-began-says-so: hides-what-began
 end-fails-open-questions: forgets-waiting
@@ -57,6 +58,7 @@ results-carry-the-newest-state: oldest-state
 rule-2-results-are-as-they-are: sessions-for-all
 one-connection-many-sessions: mixes-sessions
 ended-here-is-no-longer-current: remembers-the-ended
+deleted-here-is-no-longer-current: remembers-the-ended
 ended-by-another-is-an-error: forgets-current
 revoked-is-an-error-too: forgets-current
 a-lone-post-is-not-a-connection: never-no-stream
@@ -117,6 +119,7 @@ a-spoilt-state-is-refused-oversize: any-state
 bad-states-have-one-error: talkative-errors
 a-state-is-bound-to-its-session: any-state
 an-unknown-session-is-not-found-whatever-its-state: state-first
+a-true-state-opens-no-unknown-session: state-first
 the-last-writer-wins: first-writer-wins
 a-failed-request-changes-no-state: failing-writes
 a-state-hides-what-it-holds: plain-state
@@ -175,6 +178,7 @@ gated-tools-need-a-session: no-gate
 limits-have-a-name: no-limit
 mode-conflict-leaves-the-session-alone: no-modes
 metadata-naming-a-transport-session-is-refused: no-modes
+a-delete-of-a-transport-session-is-refused: no-modes
 resume-with-transport-headers-is-refused: no-transport-headers
 errors-do-not-tell-what-exists: talkative-errors
 initialize-gives-a-connection-id: keeps-connection-id
@@ -217,6 +221,7 @@ another-session-in-the-header-is-refused: mismatch-is-served
 a-header-without-metadata-is-ignored: header-is-session
 a-modern-mirror-is-accepted: header-is-session
 session-results-have-a-result-type: no-result-type
+create-and-delete-have-a-result-type: no-result-type
 a-cancel-by-key-is-202: 202-is-200
 the-subprotocol-is-selected: wrong-subprotocol
 no-other-subprotocol-is-selected: wrong-subprotocol
@@ -239,7 +244,9 @@ an-oversized-line-is-answered: drops-huge at stdio/handshake
 a-pipe-is-one-connection: forgets-current at stdio/handshake
 a-modern-pipe-is-pushed-to: events-need-a-listen at stdio/modern
 a-foreign-session-is-not-found: one-principal
+a-foreign-session-is-not-deleted: one-principal
 a-foreign-attempt-has-no-effect: one-principal
+a-foreign-attempt-records-no-key: absent-is-recorded
 a-foreign-state-is-no-use: one-principal
 a-foreign-cancel-cancels-nothing: one-principal
 a-foreign-connection-is-404: one-principal
@@ -306,6 +313,7 @@ an-answer-comes-on-any-connection: answers-on-their-connection
 an-ended-session-takes-its-entries: ends-nothing
 two-bearer-subprotocols-are-refused: 400-is-404
 a-foreign-connection-id-is-not-found: one-principal
+a-foreign-connection-id-is-not-deleted: one-principal
 fewer-scopes-attach-nothing: one-principal
 rule-1-is-for-every-method: ignores-metadata
 a-modern-request-takes-nothing-from-its-connection: always-current
@@ -316,7 +324,9 @@ event-ids-are-strings: ids-are-numbers
 a-connection-gets-its-own-subscriptions: deaf-with-a-session
 rule-2-subscribes-the-session: subscribes-the-connection
 what-is-made-is-attached-at-once: deaf-until-resumed
+what-is-created-is-attached-at-once: deaf-until-resumed
 what-is-made-on-one-wire-is-attached-at-once: deaf-until-resumed
+what-is-created-on-one-wire-is-attached-at-once: deaf-until-resumed
 a-hole-is-never-skipped: skips-holes
 a-resume-takes-back-what-waited: stutters
 a-request-without-a-version-is-of-the-handshake-era: wants-a-version
@@ -329,6 +339,7 @@ after-a-refusal-nothing-later-is-lost: only-live
 a-resume-ends-the-listen: old-listen-continues
 a-listen-after-a-cut-one-brings-nothing-old: always-resumes
 what-the-displaced-may-ask-at-once: locks-out-displaced
+the-displaced-may-create-and-delete: locks-out-displaced
 the-displaced-may-initialize: locks-out-displaced
 a-late-end-detaches-nobody: late-end-kills
 ids-have-a-type: ids-have-no-type
@@ -343,10 +354,13 @@ a-foreign-host-gets-no-websocket: no-host-check
 a-position-of-another-connection-is-lost: forgets-on-drop
 a-get-without-position-keeps-the-connections-own: no-plain-messages
 a-callers-words-are-no-part-of-an-id: adopts-ids
+a-callers-words-are-no-part-of-a-created-id: adopts-ids
 a-refused-resume-moves-nothing: no-transport-headers
 an-end-answers-on-every-connection: forgets-waiting
+an-end-answers-a-keyed-request: forgets-waiting
 a-delete-answers-running-requests: forgets-waiting
 what-ran-does-not-bring-a-session-back: knows-every-session
+a-key-does-not-bring-a-session-back: knows-every-session
 leaving-ends-no-session: loses-replay
 a-cancel-passes-though-the-session-is-gone: no-cancel
 rule-2-is-as-good-as-rule-1: forgets-current
@@ -375,6 +389,7 @@ what-a-modern-client-did-not-declare-is-not-asked: asks-anyone
 a-call-that-asks-is-continued-by-its-own-request: continues-for-anyone
 a-listen-has-limits: no-limit
 a-modern-request-on-a-connections-id-is-a-conflict: conflict-has-no-reason
+a-modern-delete-on-a-connections-id-is-a-conflict: no-modes
 a-position-is-good-twice: forgets-on-drop
 a-priming-event-is-a-position: no-priming
 a-position-of-no-shape-is-lost: silent-eviction

@@ -26,6 +26,9 @@ METHODS = {
 LEVELS = ("resume", "calls", "data", "full")
 """Of ``spec/levels.md``: each includes those before it."""
 
+_LEVEL_OF_FEATURE = {"requestKey": "calls", "create": "data", "delete": "data", "state": "data"}
+"""The other features are of the first level."""
+
 
 class BadVectors(Exception):
     """A vector cannot be used. The text is one sentence."""
@@ -80,8 +83,9 @@ class Vector:
 
     @property
     def level(self) -> str:
-        """The highest level of its clauses; an option comes after the levels."""
+        """The highest level of its clauses and features; an option comes after the levels."""
         found = [level_of()[clause] for clause in self.clauses]
+        found += [_LEVEL_OF_FEATURE.get(feature, LEVELS[0]) for feature in self.features]
         return max(found, key=lambda name: LEVELS.index(name) if name in LEVELS else len(LEVELS))
 
     @property

@@ -52,6 +52,21 @@ def test_a_level_has_the_vectors_of_those_before_it_and_no_other(vectors: list[V
     assert {known[vector].level for vector in known.keys() - chosen} == {"stateless"}
 
 
+def test_a_vector_of_the_first_level_needs_no_method_of_another(vectors: list[Vector]) -> None:
+    """A server of level *resume* advertises these features only, and gets the whole level."""
+    known = {vector.id: vector for vector in vectors}
+    first = [vector for vector in vectors if vector.level == "resume"]
+    assert len(first) > 200
+    assert {feature for vector in first for feature in vector.features} == {
+        "start",
+        "resume",
+        "end",
+    }
+    # Their clauses are of the first level.
+    assert known["create-attaches"].level == "data"
+    assert known["an-end-answers-a-keyed-request"].level == "calls"
+
+
 def captured(step: dict[str, Any]) -> set[str]:
     names = {*step.get("capture", {}), step.get("to", ""), step.get("capture_place", "")}
     sse = step.get("capture_sse", {})

@@ -36,7 +36,8 @@ def _same_id(result: Json, case: Case) -> None:
 
 def _adopt(result: Json, case: Case) -> None:
     wished = params_of(case.asked or {}).get("sessionId")
-    result["sessionId"] = wished or result["sessionId"]
+    holder = result.get("session", result)
+    holder["sessionId"] = wished or holder["sessionId"]
 
 
 def _picky_start(case: Case) -> Rewritten:
@@ -209,7 +210,7 @@ def _mixes_sessions(case: Case) -> Rewritten:
 
 
 def _remembers_the_ended(case: Case) -> Rewritten:
-    if case.message.get("method") == "session/end":
+    if case.message.get("method") in ("session/end", "sessions/delete"):
         case.memory["ended"] = True
         return None
     if case.memory.get("ended") and tool(case.message) and named(case.message) is None:
@@ -259,7 +260,11 @@ FAULTS = (
         "gives a head that is no position",
         to_client=in_results([START], _head_is_garbage),
     ),
-    Fault("adopts-ids", "takes the id that a caller brings", to_client=in_results([START], _adopt)),
+    Fault(
+        "adopts-ids",
+        "takes the id that a caller brings",
+        to_client=in_results([START, "sessions/create"], _adopt),
+    ),
     Fault(
         "knows-all-methods",
         "answers methods that it does not have",
