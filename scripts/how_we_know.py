@@ -151,7 +151,7 @@ what the old session had is lost. Other programs used the machine meanwhile, so 
   up to 20 s later. Now it hears of it when the store is back.
 * A process began to run tasks while a replica asked which processes run some. That check failed.
 * A client can be asked again what it has answered. It had lost the connections of two calls at a
-  command, and both had the question. The second answer changes nothing. This is not cured.
+  command, and both had the question. One call had ended. Its response loses the question now.
 * Of {defects[all]} old faults that were put back, the simulation found {defects[found]}.
 
 These changes still pass all tests near them. Most of them change nothing that a caller sees:

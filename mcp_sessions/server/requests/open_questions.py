@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mcp_sessions.errors import INTERNAL_ERROR
@@ -50,6 +50,9 @@ class _Asked:
     on: list[OpenQuestions]
     """Of each request on whose response it stands."""
 
+    left: list[OpenQuestions] = field(default_factory=list["OpenQuestions"])
+    """Of each request that ended meanwhile, whose client has yet to read its response."""
+
     @property
     def is_open(self) -> bool:
         return not self.question.future.done()
@@ -64,7 +67,7 @@ class _Asked:
         return next(able, None)
 
     def withdraw(self, message: bytes) -> None:
-        for each in self.on:
+        for each in (*self.on, *self.left):
             each.give_up(message, self.question.log_key)
 
 
@@ -96,7 +99,7 @@ class OpenQuestions:
         finally:
             for each in asked.about:
                 del each._open[asked]
-            is_read = len(asked.on) == 1 and asked.is_heard
+            is_read = len(asked.on) == 1 and asked.is_heard and not asked.left
             if not is_read and (taken_back := question.withdraw("answered")) is not None:
                 asked.withdraw(taken_back)
 
@@ -154,6 +157,8 @@ class OpenQuestions:
             if self not in asked.on:
                 continue
             asked.on.remove(self)
+            if not self.is_heard:
+                asked.left.append(self)
             if asked.on:
                 continue
             if any(each.may_get(asked) for each in asked.about):
@@ -181,8 +186,8 @@ class OpenQuestions:
             await asyncio.wait(self._sendings, timeout=timeout)
 
     def give_up(self, message: bytes, log_key: str) -> None:
-        # Over HTTP its own way is gone with its answer: an answer after that is ignored.
-        if not self._request.done or self._request.transport != "http":
+        # Over HTTP its own way is gone with its answer, unless its client has yet to read that.
+        if not self._request.done or self._request.transport != "http" or not self.is_heard:
             self._withdraw(message, log_key)
 
     def _withdraw(self, message: bytes, log_key: str) -> None:

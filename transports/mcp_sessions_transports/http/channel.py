@@ -151,6 +151,14 @@ def http_transport(connection: ClientConnection) -> HttpTransport[ResponseStream
     return cast("HttpTransport[ResponseStreams]", transport)
 
 
+async def _unheard(_: Appended | None) -> None:
+    """Nobody reads it: it is handed to nobody."""
+
+
+async def _nothing() -> None:
+    """Nothing takes its place."""
+
+
 @dataclass(eq=False, repr=False)
 class PostChannel(WatchedChannel):
     """A :class:`~mcp_sessions.server.connection.binding.RequestChannel` over one POST.
@@ -190,6 +198,8 @@ class PostChannel(WatchedChannel):
     _is_stream: bool = field(init=False, default=False)
     _opening: asyncio.Lock | None = field(init=False, default=None)
     _wanted: StreamLog | None = field(init=False, default=None)
+    _retired: StreamName | None = field(init=False, default=None)
+    """Its stream, when it was answered and nobody reads it."""
 
     @classmethod
     def of_finished(
@@ -228,6 +238,9 @@ class PostChannel(WatchedChannel):
         return self._is_read or bool(self.readers)
 
     async def emit(self, message: bytes, key: str | None = None) -> None:
+        if self._retired is not None:
+            await self._replace(message, key, self._retired)
+            return
         await self._commit()
         await self._store_and_push(message, final=False, key=key)
         if self._stream is not None:
@@ -266,8 +279,23 @@ class PostChannel(WatchedChannel):
         # retires nothing any more.
         self.on_closed = self.on_reopened = unwatched
         self.close_stream = self._stream = self._feed = self._opening = self._log = None
+        self._retired = log.name
         what = Finished(self._request_id, final, self._size, is_sent)
         await streams.finished(log.name, what)
+
+    async def _replace(self, message: bytes, key: str | None, name: StreamName) -> None:
+        """Replace a message of the answered stream: who comes back for it does not get that one.
+        What replaces it stands behind the answer, where nobody reads.
+        """
+        streams = self._streams
+        if key is None or streams is None or not streams.knows(name):
+            return
+
+        async def is_forgotten() -> bool:
+            return not streams.knows(name)
+
+        log, draft = streams.log(name), plain_draft(message, key)
+        await log.append(draft, _unheard, lost=lambda: _nothing, unless=is_forgotten)
 
     async def _store_and_push(self, message: bytes, *, final: bool, key: str | None = None) -> None:
         log = self._log
