@@ -46,6 +46,7 @@ from mcp_sessions.stores.records import (
     Peer,
     Relayed,
     ServerChange,
+    SessionPage,
     SessionRecord,
     StreamHead,
 )
@@ -448,6 +449,18 @@ class SessionStore(Ends, WholeSessions, Protocol):
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
         """Every live session, or every one of a principal."""
+        ...
+
+    async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
+        """A page of the sessions, for who looks at many and keeps few. Some may have expired.
+
+        A session that exists from the first page to the last is in at least one of them. One that
+        cannot be read is in none.
+
+        Args:
+            after: The start of this page (:attr:`SessionPage.following`); None: the first page.
+            limit: Records of a page, about.
+        """
         ...
 
     async def change_state(

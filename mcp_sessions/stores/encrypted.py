@@ -67,6 +67,7 @@ from mcp_sessions.stores.records import (
     Peer,
     Relayed,
     ServerChange,
+    SessionPage,
     SessionRecord,
     StoredState,
 )
@@ -422,6 +423,10 @@ class EncryptedStore:
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
         return self._all_opened(await self.inner.all_sessions(principal))
+
+    async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
+        page = await self.inner.some_sessions(after, limit)
+        return page._replace(records=self._all_opened(page.records))
 
 
 def _answer_of(session_id: SessionId, key: RequestKey) -> Binding:

@@ -15,7 +15,7 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.encrypted import Sealable
 from mcp_sessions.stores.ends_contract import end_by_operator
 from mcp_sessions.stores.probe import Described, EngineFacts, Made, probe
-from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.stores.records import SessionPage, SessionRecord
 from mcp_sessions.stores.urls import open_store, sqlite_file
 from mcp_sessions.stores.whole_sessions import WholeSession
 
@@ -28,6 +28,10 @@ class OperatorStore(Protocol):
 
     async def all_sessions(self) -> Sequence[SessionRecord]:
         """Every session; some may have expired and wait to be ended."""
+        ...
+
+    async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
+        """See :meth:`~mcp_sessions.stores.contract.SessionStore.some_sessions`."""
         ...
 
     async def whole(self, session_id: SessionId) -> WholeSession | None:
@@ -148,6 +152,9 @@ class SharedStore:
 
     async def all_sessions(self) -> Sequence[SessionRecord]:
         return await self._store.all_sessions()
+
+    async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
+        return await self._store.some_sessions(after, limit)
 
     async def whole(self, session_id: SessionId) -> WholeSession | None:
         return await self._store.whole(session_id)

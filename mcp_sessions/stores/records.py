@@ -221,6 +221,12 @@ class Audience(NamedTuple):
     """The start of the next page; None: there is none."""
 
 
+class SessionPage(NamedTuple):
+    records: Sequence[SessionRecord]
+    following: str | None
+    """The start of the next page; None: there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attached:
     fencing_epoch: FencingEpoch

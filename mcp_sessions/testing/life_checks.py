@@ -80,6 +80,25 @@ async def what_a_client_says_of_itself_is_bounded(make: MakeStore) -> None:
         ]
 
 
+async def every_session_is_in_a_page(make: MakeStore) -> None:
+    """Also if others start and end between two pages. A store may give a session twice."""
+    async with opened(make) as store:
+        made = {(await new_session(store)).id for _ in range(7)}
+        passing = await new_session(store)
+        found, after, pages = set[SessionId](), None, 0
+        while True:
+            page = await store.some_sessions(after, 3)
+            found |= {record.session_id for record in page.records}
+            pages, after = pages + 1, page.following
+            if after is None:
+                break
+            assert pages < 50
+            await store.end(passing.id)
+            passing = await new_session(store)
+        assert made <= found
+        assert (await store.some_sessions(None, 100)).following is None
+
+
 async def a_callers_id_is_never_adopted(make: MakeStore) -> None:
     """SES4: an id that the store did not mint makes nothing and names no bucket."""
     async with opened(make) as store:

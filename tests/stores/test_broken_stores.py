@@ -37,6 +37,7 @@ from mcp_sessions.stores.records import (
     Audience,
     Data,
     ServerChange,
+    SessionPage,
     SessionRecord,
     StoredState,
 )
@@ -243,6 +244,14 @@ class SleepsWhatWasUsed(MemoryStore):
         await super().sleep(now=now + 1)
 
 
+class LosesTheEndOfAPage(MemoryStore):
+    """The next page begins one too late."""
+
+    async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
+        page = await super().some_sessions(after, limit)
+        return page._replace(records=page.records[:-1])
+
+
 class NeverSleeps(MemoryStore):
     """What a connection was sent stays for a month."""
 
@@ -436,6 +445,7 @@ class IsMadeAnewByWhoLooks(MemoryStore):
             sleeping.a_conversations_session_lives_as_long_as_it_may_be_idle,
         ),
         (SleepsWhatWasUsed, sleeping.a_session_that_sleeps_loses_its_past_alone),
+        (LosesTheEndOfAPage, life_checks.every_session_is_in_a_page),
         (NeverSleeps, sleeping.a_session_that_sleeps_loses_its_past_alone),
         (KeepsWhatSleeps, sleeping.what_sleeps_makes_room_first),
         (CountsWhatIsAwake, sleeping.what_sleeps_is_bounded_in_bytes),

@@ -58,6 +58,7 @@ from mcp_sessions.stores.records import (
     Data,
     Peer,
     SessionClient,
+    SessionPage,
     SessionRecord,
     StoredState,
 )
@@ -301,6 +302,12 @@ class MemoryStore(EventsInMemory, Expiring, EndsInMemory):
         if principal is None:
             return records
         return [record for record in records if record.principal == principal]
+
+    async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
+        # Ids are random: those that come and go between two pages move no other.
+        ids = heapq.nsmallest(limit, (each for each in self._sessions if each > (after or "")))
+        following = ids[-1] if len(ids) == limit else None
+        return SessionPage([self._sessions[each].record for each in ids], following)
 
     async def change_state(
         self,

@@ -22,7 +22,7 @@ from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.limits import check_peer, most_of_one
-from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionRecord
+from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionPage, SessionRecord
 from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, known_to_script, readable, tag_of
 from mcp_sessions.stores.redis.lists import Lists, is_entry, is_old, tag_in
@@ -30,6 +30,7 @@ from mcp_sessions.stores.redis.record_codec import (
     NOTHING,
     KnownFacts,
     ScriptAnswer,
+    decoded,
     encoded,
     fields_of,
     of_kind,
@@ -437,6 +438,18 @@ class LivesInRedis(Sleepers):
         there = await self._clock.now()
         records = await each_of(self._listed(member, there) for member in members)
         return [record for record in records if record is not None]
+
+    @readable
+    async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
+        # A scan, as the order of the list changes with each use.
+        cursor, found = await self._command("ZSCAN", self._all, after or "0", "COUNT", limit)
+        there = await self._clock.now()
+        members: list[bytes] = [each for each in found[::2] if is_entry(each)]
+        records = await each_of(self._listed(member, there) for member in members)
+        following = decoded(cursor)
+        return SessionPage(
+            [each for each in records if each is not None], following if following != "0" else None
+        )
 
     async def _listed(self, member: bytes, there: float) -> SessionRecord | None:
         key = self._key_of(tag_in(member))

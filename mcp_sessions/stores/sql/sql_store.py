@@ -44,6 +44,7 @@ from mcp_sessions.stores.records import (
     Peer,
     ServerChange,
     SessionClient,
+    SessionPage,
     SessionRecord,
     StreamHead,
 )
@@ -532,6 +533,16 @@ class SqlStore(Steps):
             records += [self._record(row) for row in rows]
             after = rows[-1].sid
         return records
+
+    async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
+        rows = await self._engine.every(None, after or "", limit)
+        records: list[SessionRecord] = []
+        for row in rows:
+            try:
+                records.append(self._record(row))
+            except StoreRefused as failed:
+                logger.error("a session is left out of a list: %s", failed)
+        return SessionPage(records, rows[-1].sid if len(rows) == limit else None)
 
     # --- whole sessions --------------------------------------------------------------------------
 

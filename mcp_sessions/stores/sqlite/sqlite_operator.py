@@ -16,7 +16,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.ends_contract import end_by_operator
 from mcp_sessions.stores.probe import EngineFacts
-from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.stores.records import SessionPage, SessionRecord
 from mcp_sessions.stores.sql.sql_store import unreadable
 from mcp_sessions.stores.sqlite import rows, schema, sqlite_ends
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
@@ -45,6 +45,16 @@ class SQLiteOperatorStore:
 
     async def all_sessions(self) -> Sequence[SessionRecord]:
         return await asyncio.to_thread(self._read, lambda tx: rows.records(tx))
+
+    async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
+        def work(tx: Transaction) -> SessionPage:
+            found, following = rows.page(
+                tx, None, after=int(after or 0), limit=limit, window=UNBOUNDED
+            )
+            records = [each.record for each in found if isinstance(each, rows.FileSession)]
+            return SessionPage(records, str(following) if len(found) == limit else None)
+
+        return await asyncio.to_thread(self._read, work)
 
     async def whole(self, session_id: SessionId) -> WholeSession | None:
         def work(tx: Transaction) -> WholeSession | None:

@@ -84,6 +84,7 @@ from mcp_sessions.stores.records import (
     Peer,
     ServerChange,
     SessionClient,
+    SessionPage,
     SessionRecord,
     StreamHead,
 )
@@ -755,6 +756,21 @@ class SQLiteStore(Steps, EndsInFile):
                 found.append((self._memory.find(each.session_id) or each).record)
             if len(page) < _PAGE:
                 return found
+
+    async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
+        page, following = await self._writer.call(
+            Read(
+                lambda tx: rows.page(
+                    tx, None, after=int(after or 0), limit=limit, window=self._window
+                )
+            )
+        )
+        records = [
+            (self._memory.find(each.session_id) or each).record
+            for each in page
+            if not isinstance(each, Unreadable)
+        ]
+        return SessionPage(records, str(following) if len(page) == limit else None)
 
     async def session_ids(self) -> Sequence[SessionId]:
         return await self._writer.call(Read(rows.session_ids))
