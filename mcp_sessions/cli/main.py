@@ -44,6 +44,7 @@ COMMANDS = {
     "bridge": "give a stdio-only host a remote server that survives its connections",
     "config": "print what a host needs in its file to use a server",
     "sessions": "list, show and end the sessions of a store",
+    "dashboard": "serve a page that shows the sessions of a store",
     "store": "check, dump, load, copy and back up a store",
     "acp": "serve an ACP agent whose conversations can be loaded",
     "conformance": "test a server or a client against the sessions extension",

@@ -25,7 +25,7 @@ def pins() -> dict[str, str]:
 def test_the_tested_lower_bounds_are_those_that_users_may_install() -> None:
     runtime = [Requirement(text) for text in PROJECT["dependencies"]]
     # The extras whose packages the tests for everybody use.
-    for extra in ("acp", "fastmcp", "otel", "postgres", "redis"):
+    for extra in ("acp", "dashboard", "fastmcp", "otel", "postgres", "redis"):
         runtime += [Requirement(text) for text in PROJECT["optional-dependencies"][extra]]
 
     bounds = {requirement.name: Version(lowest(requirement)) for requirement in runtime}

@@ -1,0 +1,139 @@
+"""Serve the page of a store beside the servers that use it: ``mcp-sessions dashboard``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mcp_sessions.cli import arguments as types
+from mcp_sessions.cli.option_variables import Setting, setting_of, variables_named
+from mcp_sessions.core.nearness import is_loopback
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
+
+if TYPE_CHECKING:
+    from mcp_sessions.dashboard.door import Lock
+
+PORT = 8090
+_SERVERS = {
+    "store": None,
+    "api_keys": None,
+    "idle_timeout": SessionPolicy().idle_timeout,
+    "forget_after": FORGET_AFTER,
+}
+"""Options that are the server's, too, with the same variables. Option → its default."""
+
+_EXAMPLES = (
+    "mcp-sessions dashboard --store redis://localhost",
+    "mcp-sessions dashboard --store postgresql://localhost/sessions --port 9000",
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve the page until stopped, and return the exit status.
+
+    Raises:
+        ConfigurationError: An option, the store or the port is wrong.
+        StoreUnavailable: The store is away.
+        KeyboardInterrupt: It was stopped.
+    """
+    options = make_parser().parse_args(arguments)
+    taken: list[Setting] = []
+    for action in options.parser.shown_options():
+        if action.dest not in _SERVERS or getattr(options, action.dest) is not None:
+            continue
+        if (setting := setting_of(action, os.environ)) is not None:
+            taken.append(setting)
+        default = _SERVERS[action.dest]
+        setattr(options, action.dest, default if setting is None else setting.value)
+    with variables_named(taken):
+        if options.store is None:
+            raise ConfigurationError("which store? Give --store URL, or set MCP_SESSIONS_STORE")
+        if not is_loopback(options.host) and not options.api_keys:
+            raise ConfigurationError(
+                f"--host {options.host}: others can reach this page, so it needs --api-keys FILE"
+            )
+        import anyio
+
+        anyio.run(_serve, options, _lock(options))
+    return 0
+
+
+def _lock(options: argparse.Namespace) -> Lock | None:
+    from mcp_sessions.access import Access
+
+    authentication = Access(api_keys=options.api_keys).authenticating()("")
+    if authentication is None:
+        return None
+    return partial(authentication.around, denied=lambda reason, address, principal: None)
+
+
+async def _serve(options: argparse.Namespace, lock: Lock | None) -> None:
+    import time
+
+    import uvicorn
+
+    from mcp_sessions.cli.serve import listening_socket
+    from mcp_sessions.dashboard.application import Dashboard
+    from mcp_sessions.dashboard.door import locked
+    from mcp_sessions.dashboard.looks import Looks, NoFleet
+    from mcp_sessions.server.dispatch.admin import ended_outside
+    from mcp_sessions.stores.operator import open_for_operator
+
+    policy = SessionPolicy(idle_timeout=options.idle_timeout, forget_after=options.forget_after)
+    store = await open_for_operator(options.store, ended_outside)
+    try:
+        # A SQLite file that is missing is an error now, and not on the page.
+        await store.made()
+        looks = Looks(store, NoFleet(), policy=policy, clock=time.time)
+        app = locked(Dashboard(looks, title=types.redacted(options.store)).app(), lock)
+        with listening_socket(options.host, options.port) as sock:
+            host = f"[{options.host}]" if ":" in options.host else options.host
+            print(
+                f"the sessions of {types.redacted(options.store)} are at "
+                f"http://{host}:{sock.getsockname()[1]}/",
+                file=sys.stderr,
+                flush=True,
+            )
+            config = uvicorn.Config(
+                app, log_level="warning", access_log=False, timeout_graceful_shutdown=1,
+                server_header=False, limit_concurrency=200, proxy_headers=False,
+            )  # fmt: skip
+            await uvicorn.Server(config).serve(sockets=[sock])
+    finally:
+        await store.close()
+
+
+def make_parser() -> types.OneLineParser:
+    limits = SessionPolicy()
+    parser = types.OneLineParser(
+        prog="mcp-sessions dashboard",
+        description="Serve a page that shows the sessions of a store, while servers use it.",
+        examples=_EXAMPLES,
+        notes=(
+            "The page is for browsers on this machine. With --api-keys it asks for a\n"
+            "password: a key of the file. The name does not matter."
+        ),
+    )
+    store = parser.group("store")
+    store.add("--store URL", "as the server's: redis://localhost")
+    store.add(
+        "--idle-timeout TIME",
+        f"as the server's ({types.shown(limits.idle_timeout)})",
+        types.seconds,
+    )
+    store.add(
+        "--forget-after TIME",
+        f"as the server's ({types.shown(FORGET_AFTER)})",
+        types.seconds,
+    )
+    page = parser.group("page")
+    page.add("--host HOST", "address to listen on (%(default)s)", default="127.0.0.1")
+    page.add("--port PORT", "port; 0: any free one (%(default)s)", types.port, default=PORT)
+    page.add("--api-keys FILE", "ask for a key of this file, as the password")
+    parser.set_defaults(parser=parser)
+    return parser

@@ -1,0 +1,334 @@
+"""The pages, as an application of ASGI.
+
+Each answer has the same strict headers. A page is whole without JavaScript; with it, its main part
+is replaced as the sessions change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+from urllib.parse import parse_qs
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mcp_sessions.dashboard import views
+from mcp_sessions.dashboard.looks import Look, Looks
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.ids import digest
+
+try:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+except ModuleNotFoundError:
+    raise ConfigurationError(
+        "the page needs Jinja2: pip install 'mcp-sessions[dashboard]'"
+    ) from None
+
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Of each answer."""
+
+MOST_STREAMS = 32
+"""Pages that are kept up to date at once. The others are whole, and not live."""
+
+_HEARTBEAT = 15.0
+"""Seconds after which a page that does not change hears that it is live."""
+
+_LONGEST = 2_000
+"""Bytes of a form."""
+
+_DIGITS = re.compile(r"[0-9a-f]{4,12}", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{12}", re.ASCII)
+_KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_MODIFIED = {"app.css", "htmx.min.js", "hx-sse.min.js", "live.js", "icon.svg"}
+"""The files that pages load."""
+
+VIEWS = {
+    "now": "Now",
+    "sessions": "Sessions",
+    "ended": "Ended",
+    "replicas": "Replicas",
+    "servers": "Servers",
+    "tasks": "Tasks",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A view that is ready to be shown."""
+
+    template: str
+    title: str
+    values: Mapping[str, Any]
+    status: int = 200
+    query: str = ""
+    """What its live part is asked with; nothing of it is unknown text."""
+
+
+class Dashboard:
+    """Serve the pages of one store.
+
+    Args:
+        looks: What they show.
+        title: Names what they are about: the store, or the server.
+    """
+
+    def __init__(self, looks: Looks, *, title: str) -> None:
+        self._looks, self._title = looks, title
+        self._streams = 0
+        self._templates = Environment(
+            loader=PackageLoader("mcp_sessions.dashboard"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters["when"] = when
+        self._templates.filters["ago"] = views.ago
+        self._files = {name: _file(name) for name in _MODIFIED}
+
+    def app(self) -> ASGIApp:
+        routes = [
+            Route("/", self._now),
+            Route("/now", self._redirected),
+            Route("/find", self._find, methods=["POST"]),
+            Route("/static/{name}", self._static),
+            Route("/live/{view}", self._live),
+            Route("/live/session/{name}", self._live),
+            Route("/session/{name}", self._page),
+            Route("/{view}", self._page),
+        ]
+        inner = Starlette(routes=routes, exception_handlers={HTTPException: _failed})
+        return Strict(inner)
+
+    # --- requests --------------------------------------------------------------------------------
+
+    async def _now(self, request: Request) -> Response:
+        return await self._answer(request, "now")
+
+    async def _redirected(self, request: Request) -> Response:
+        return RedirectResponse(f"{_root(request)}/", 308)
+
+    async def _page(self, request: Request) -> Response:
+        return await self._answer(request, request.path_params.get("view", "session"))
+
+    async def _answer(self, request: Request, view: str) -> Response:
+        page = await self._made(request, view)
+        return HTMLResponse(self._whole(request, view, page), page.status)
+
+    async def _find(self, request: Request) -> Response:
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _LONGEST:
+                raise HTTPException(413, "that is no name of a session")
+        given = parse_qs(body.decode("utf-8", "replace")).get("name", [""])[0].strip()
+        look = await self._looks.now()
+        root = _root(request)
+        if _DIGITS.fullmatch(given):
+            known = {*look.by_digest, *(end.session for end in look.ends)}
+            found = [each for each in known if each.startswith(given)]
+            name = found[0] if len(found) == 1 else given
+            return RedirectResponse(f"{root}/session/{name}", 303)
+        if any(given.lower() in _names(each) for each in _clients(look)):
+            # A client's name is in the page anyway.
+            return RedirectResponse(
+                f"{root}/session/client?{views.urlencode({'name': given})}", 303
+            )
+        # It may be an id, which is a credential: only its digest goes on.
+        return RedirectResponse(f"{root}/session/{digest(given)}", 303)
+
+    async def _static(self, request: Request) -> Response:
+        found = self._files.get(request.path_params["name"])
+        if found is None:
+            raise HTTPException(404, "there is no such file")
+        content, kind, tag = found
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers={"etag": tag})
+        return Response(content, media_type=kind, headers={"etag": tag})
+
+    # --- views -----------------------------------------------------------------------------------
+
+    async def _made(self, request: Request, view: str, look: Look | None = None) -> Page:
+        look = look or await self._looks.now()
+        query = request.query_params
+        match view:
+            case "now":
+                return Page("now.html", "Now", {"look": look, **views.now(look)})
+            case "sessions":
+                chosen = views.Filter.of(query, look)
+                values = {"look": look, **views.sessions(look, chosen)}
+                asked = f"?{chosen.query(page=chosen.page)}"
+                return Page("sessions.html", "Sessions", values, query=asked)
+            case "ended":
+                values = {"look": look, **views.ends(look, query)}
+                asked = f"?reason={values['reason']}&page={values['page']}"
+                return Page("ended.html", "Ended sessions", values, query=asked)
+            case "replicas":
+                values = await views.replicas(look, self._looks.fleet)
+                return Page("replicas.html", "Replicas", {"look": look, **values})
+            case "servers":
+                return Page("servers.html", "Servers", {"look": look, **views.servers(look)})
+            case "tasks":
+                values = await self._stored(views.tasks(look, self._looks.store), {})
+                return Page(
+                    "tasks.html", "Tasks", {"look": look, "tasks": [], "count": 0, **values}
+                )
+            case "session":
+                return await self._session(request, look)
+            case _:
+                raise HTTPException(404, "there is no such view")
+
+    async def _session(self, request: Request, look: Look) -> Page:
+        name = request.path_params["name"]
+        if name == "client":
+            wanted = request.query_params.get("name", "")[:100]
+            if not any(wanted.lower() in _names(each) for each in _clients(look)):
+                raise HTTPException(404, "no client is called so")
+            values = {"look": look, **views.of_client(wanted, look)}
+            asked = f"?{views.urlencode({'name': wanted})}"
+            return Page("client.html", f"Client {wanted}", values, query=asked)
+        if not _DIGITS.fullmatch(name):
+            raise HTTPException(404, "a session is named by the digits of its digest")
+        title = f"Session {name}"
+        row = look.by_digest.get(name)
+        if row is not None:
+            whole = await self._stored(self._looks.store.whole(row.session_id), None)
+            if whole is not None:
+                values = views.live(row, whole, look)
+                return Page("session.html", title, {"look": look, **values})
+        # Only now: the stories of all ends are long.
+        for end in reversed(await self._stored(self._looks.store.ends(), ())):
+            if end.session.startswith(name):
+                return Page("session.html", title, {"look": look, **views.ended(end, look)})
+        alike = [each for each in look.by_digest if each.startswith(name)]
+        values = {"look": look, "alike": alike[:20], **views.unknown(look, name)}
+        return Page("unknown.html", title, values, 404)
+
+    async def _stored(self, asked: Awaitable[Any], otherwise: Any) -> Any:
+        """What the store says; while it is away, something else. The page says that it is away."""
+        try:
+            return await asked
+        except StoreUnavailable:
+            return otherwise
+
+    def _whole(self, request: Request, view: str, page: Page) -> str:
+        root = _root(request)
+        values = self._values(request, view, page)
+        path = f"session/{request.path_params['name']}" if view == "session" else view
+        values["live"] = f"{root}/live/{path}{page.query}"
+        return self._templates.get_template("page.html").render(values)
+
+    def _values(self, request: Request, view: str, page: Page) -> dict[str, Any]:
+        return {
+            "root": _root(request),
+            "view": view,
+            "views": VIEWS,
+            "about": self._title,
+            "hint": self._looks.fleet.hint,
+            "title": page.title,
+            "template": page.template,
+            **page.values,
+        }
+
+    # --- live ------------------------------------------------------------------------------------
+
+    async def _live(self, request: Request) -> Response:
+        view = request.path_params.get("view", "session")
+        if view not in VIEWS and view != "session":
+            raise HTTPException(404, "there is no such view")
+        if self._streams >= MOST_STREAMS:
+            raise HTTPException(503, "too many pages are open")
+        # An error now is an answer of its own.
+        await self._made(request, view)
+        headers = {"x-accel-buffering": "no"}
+        return StreamingResponse(
+            self._events(request, view), media_type="text/event-stream", headers=headers
+        )
+
+    async def _events(self, request: Request, view: str) -> AsyncGenerator[str]:
+        # The server reads one part, and the next one when the client has taken it.
+        self._streams += 1
+        try:
+            shown, loop = "", asyncio.get_running_loop()
+            said_at = loop.time()
+            async for look in self._looks.changes():
+                page = await self._made(request, view, look)
+                text = self._templates.get_template("part.html").render(
+                    self._values(request, view, page)
+                )
+                if text != shown:
+                    shown, said_at = text, loop.time()
+                    yield "".join(f"data: {each}\n" for each in text.splitlines()) + "\n"
+                elif loop.time() - said_at >= _HEARTBEAT:
+                    said_at = loop.time()
+                    yield ": live\n\n"
+        finally:
+            self._streams -= 1
+
+
+def when(seconds: float) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _root(request: Request) -> str:
+    return request.scope.get("root_path", "").rstrip("/")
+
+
+def _clients(look: Look) -> set[str]:
+    found = {row.client for row in look.rows} | {end.client or "" for end in look.ends}
+    return found - {""}
+
+
+def _names(client: str) -> tuple[str, str]:
+    known = client.lower()
+    return known, known.rpartition(" ")[0]
+
+
+def _file(name: str) -> tuple[bytes, str, str]:
+    content = (resources.files("mcp_sessions.dashboard") / "static" / name).read_bytes()
+    tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+    return content, _KINDS[name.rpartition(".")[2]], tag
+
+
+async def _failed(request: Request, failed: Exception) -> Response:
+    status, text = 500, "Internal error"
+    if isinstance(failed, HTTPException):
+        status, text = failed.status_code, failed.detail
+    return Response(f"{text}\n", status, media_type="text/plain")
+
+
+class Strict:
+    """Add :data:`HEADERS` to each answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        await self._app(scope, receive, sent)

@@ -1,0 +1,78 @@
+"""Who may see the page.
+
+A browser sends no ``Authorization: Bearer``. It asks its user for a name and a password instead.
+The password is the API key or the token. The name does not count. Without a lock only a browser on
+this machine is served, and only if no proxy stands between.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mcp_sessions.core.nearness import is_near
+
+Lock = Callable[[ASGIApp], ASGIApp]
+"""Returns an application that asks for a credential before the one that it is given."""
+
+_ASKS = b'Basic realm="mcp-sessions: the password is your API key or token", charset="UTF-8"'
+
+
+def locked(app: ASGIApp, lock: Lock | None) -> ASGIApp:
+    """Return the application behind its door.
+
+    Args:
+        lock: None: there is none.
+    """
+    return NearOnly(app) if lock is None else AsPassword(lock(app))
+
+
+class NearOnly:
+    """Serve this machine alone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not is_near(scope):
+            text = (
+                "This page is for browsers on the machine of the server, without a proxy. "
+                "For others it needs authentication.\n"
+            )
+            await PlainTextResponse(text, 403)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+class AsPassword:
+    """Take a password for a bearer token, and ask for one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 401:
+                headers = [each for each in message["headers"] if each[0] != b"www-authenticate"]
+                message = {**message, "headers": [*headers, (b"www-authenticate", _ASKS)]}
+            await send(message)
+
+        if scope["type"] == "http":
+            scope = {**scope, "headers": list(_with_bearer(scope["headers"]))}
+        await self._app(scope, receive, sent)
+
+
+def _with_bearer(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[bytes, bytes]]:
+    for name, value in headers:
+        scheme, _, rest = value.partition(b" ")
+        if name == b"authorization" and scheme.lower() == b"basic":
+            try:
+                _, _, password = base64.b64decode(rest, validate=True).partition(b":")
+            except binascii.Error:
+                password = b""
+            value = b"Bearer " + password
+        yield name, value

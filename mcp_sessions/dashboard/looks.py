@@ -1,0 +1,331 @@
+"""Look at a store for all pages that are open: one look for all of them, and none if none is open.
+
+A look reads the sessions page by page. It keeps a short row of each and nothing that an application
+or a client stored. The time until the next look depends on the time that the last one took, so that
+looking takes a small part of the store's time, however many sessions it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+from mcp_sessions.core.ends import SessionEnd, StoreMade
+from mcp_sessions.core.life import has_come
+from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import SessionId, digest, process_of, replica_name
+from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
+from mcp_sessions.stores.ends_contract import client_name, principal_name
+from mcp_sessions.stores.operator import OperatorStore
+from mcp_sessions.stores.records import SessionRecord
+
+EVERY = 2.0
+"""Seconds between two looks, at least."""
+
+_SHARE = 20
+"""Times as long as a look took, the next one waits."""
+
+_ENDS_EVERY = 10.0
+"""Seconds between two looks at how sessions ended, at least."""
+
+_PAGE = 200
+"""Sessions that the store is asked for at once."""
+
+MOST_ROWS = 50_000
+"""Sessions that a look keeps. The page says if there are more."""
+
+_FRESH = 1.0
+"""Seconds for which a look is good for another request."""
+
+_HISTORY = 150
+"""Looks whose numbers are kept, for the lines of the first view."""
+
+_NAME = 60
+"""Characters of a name, at most."""
+
+ANONYMOUS = "anonymous"
+NOWHERE = "none"
+_KINDS = ("websocket", "stdio", "listen")
+
+
+@dataclass(slots=True)
+class Row:
+    """What a look keeps of a session."""
+
+    session_id: SessionId = field(repr=False)
+    digest: str
+    mode: str
+    transport: str
+    process: str | None
+    """The process that has its connection. None: none, or any, as over HTTP."""
+
+    client: str
+    principal: str
+    created_at: float
+    used_at: float | None
+    """None: unknown. A conversation has no idle time."""
+
+    expires_at: float
+    attachments: int
+    """How often it was attached."""
+
+    subscriptions: int
+
+    @property
+    def replica(self) -> str:
+        return replica_name(self.process) if self.process is not None else ""
+
+    @property
+    def is_attached(self) -> bool:
+        return self.transport != NOWHERE
+
+
+class Numbers(NamedTuple):
+    at: float
+    sessions: int
+    attached: int
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the store had at one time, and what the replicas said."""
+
+    number: int
+    at: float
+    """Seconds since 1970."""
+
+    rows: Sequence[Row] = ()
+    is_cut: bool = False
+    """There were more sessions."""
+
+    tasks: Sequence[tuple[float, SessionId]] = field(default=(), repr=False)
+    """When each task was made, and its id. Newest first."""
+
+    ends: Sequence[SessionEnd] = ()
+    """Without their stories, oldest first."""
+
+    made: StoreMade | None = None
+    replicas: Sequence[Mapping[str, Any]] = ()
+    """What each replica that answered said of itself."""
+
+    took: float = 0.0
+    """Seconds that the store took."""
+
+    round_trip: float = 0.0
+    """Seconds of the quickest call of the store."""
+
+    calls_of_store: int = 0
+    history: Sequence[Numbers] = ()
+    failure: str = ""
+    """Why there is nothing newer: the store is away."""
+
+    by_digest: Mapping[str, Row] = field(default_factory=dict[str, Row])
+
+
+class Fleet(Protocol):
+    """The running servers behind a store, as far as they can be asked."""
+
+    hint: str
+    """What it cannot say, in one line; empty: nothing."""
+
+    async def look(self) -> Sequence[Mapping[str, Any]]:
+        """What each replica says of itself."""
+        ...
+
+    async def is_alive(self, process: str) -> bool | None:
+        """Whether a process lives; None: nobody knows."""
+        ...
+
+
+class NoFleet:
+    """Servers that cannot be asked: the store has no way to them."""
+
+    hint = (
+        "Only the store is read here. Running calls, processes and memory are in the server: "
+        "start it with serve --dashboard PATH to see them."
+    )
+
+    async def look(self) -> Sequence[Mapping[str, Any]]:
+        return ()
+
+    async def is_alive(self, process: str) -> bool | None:
+        return None
+
+
+class Looks:
+    """Share looks among pages.
+
+    Args:
+        policy: The times that tell when a session was used.
+        clock: Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        store: OperatorStore,
+        fleet: Fleet,
+        *,
+        policy: SessionPolicy,
+        clock: Callable[[], float],
+    ) -> None:
+        self.store, self.fleet, self.clock = store, fleet, clock
+        self._idle = policy.idle_timeout
+        self._forget = policy.forget_after or FORGET_AFTER
+        self._last: Look | None = None
+        self._pending: asyncio.Task[Look] | None = None
+        self._ends_at = -math.inf
+        self._history: deque[Numbers] = deque(maxlen=_HISTORY)
+        self._watchers = 0
+        self._calls = 0
+        self._quickest = math.inf
+
+    @property
+    def watchers(self) -> int:
+        """Pages that wait for changes."""
+        return self._watchers
+
+    async def now(self) -> Look:
+        """A look that is not older than a second, or as the store allows.
+
+        A store that is away does not raise: :attr:`Look.failure` says so.
+        """
+        last = self._last
+        if last is not None and self.clock() - last.at < self._pause(last, _FRESH):
+            return last
+        return await self._shared()
+
+    async def changes(self) -> AsyncGenerator[Look]:
+        """Each look from now on, as long as somebody reads this."""
+        self._watchers += 1
+        try:
+            seen = 0
+            while True:
+                look = await self.now()
+                if look.number != seen:
+                    seen = look.number
+                    yield look
+                await asyncio.sleep(self._pause(look, EVERY))
+        finally:
+            self._watchers -= 1
+
+    @staticmethod
+    def _pause(look: Look, least: float) -> float:
+        return max(least, look.took * _SHARE)
+
+    async def _shared(self) -> Look:
+        if self._pending is None or self._pending.done():
+            self._pending = asyncio.create_task(self._look())
+        # Who leaves does not end the look of the others.
+        return await asyncio.shield(self._pending)
+
+    async def _look(self) -> Look:
+        last = self._last or Look(0, self.clock())
+        try:
+            look = await self._read(last)
+        except StoreUnavailable as failed:
+            look = replace(
+                last, number=last.number + 1, at=self.clock(), failure=str(failed) or "it is away"
+            )
+        self._last = look
+        return look
+
+    async def _asked(self, call: Awaitable[Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        answer = await call
+        self._calls += 1
+        self._quickest = min(self._quickest, loop.time() - began)
+        return answer
+
+    async def _read(self, last: Look) -> Look:
+        loop, now = asyncio.get_running_loop(), self.clock()
+        began, self._calls, self._quickest = loop.time(), 0, math.inf
+        rows: dict[str, Row] = {}
+        tasks: dict[SessionId, float] = {}
+        connections: dict[str, str] = {}
+        after: str | None = None
+        is_cut = False
+        while not is_cut:
+            page = await self._asked(self.store.some_sessions(after, _PAGE))
+            for record in page.records:
+                if has_come(record.life.expires_at, now):
+                    continue
+                name = digest(record.session_id)
+                if record.mode is Mode.TASK:
+                    tasks[record.session_id] = record.life.created_at
+                elif record.mode is not Mode.KEYS:
+                    rows[name] = self._row(record, name)
+                    if record.attachment is not None:
+                        connections[name] = record.attachment.connection_id
+            after = page.following
+            if after is None:
+                break
+            is_cut = len(rows) >= MOST_ROWS
+            # Others have their turn, also beside a store that never waits.
+            await asyncio.sleep(0)
+        for name, connection_id in connections.items():
+            rows[name].transport = _transport(connection_id, rows)
+        ends, made = last.ends, last.made
+        if now - self._ends_at >= max(_ENDS_EVERY, last.took * _SHARE):
+            found: Sequence[SessionEnd] = await self._asked(self.store.ends())
+            ends = [replace(each, story="") for each in found]
+            made = await self._asked(self.store.made())
+            self._ends_at = now
+        took = loop.time() - began
+        replicas = await self.fleet.look()
+        listed = list(rows.values())
+        newest = sorted(((at, each) for each, at in tasks.items()), reverse=True)
+        self._history.append(
+            Numbers(
+                now,
+                len(listed),
+                sum(each.is_attached for each in listed),
+                sum(int(each.get("running", 0)) for each in replicas),
+            )
+        )
+        return Look(
+            last.number + 1, now, listed, is_cut, newest, ends, made, replicas,
+            took, self._quickest, self._calls, list(self._history), by_digest=rows,
+        )  # fmt: skip
+
+    def _row(self, record: SessionRecord, name: str) -> Row:
+        attachment = record.attachment
+        process = process_of(attachment.connection_id) if attachment is not None else None
+        return Row(
+            record.session_id,
+            name,
+            record.mode.value,
+            "http" if record.mode is Mode.TRANSPORT else NOWHERE,
+            process,
+            (client_name(record.client.peer) or "")[:_NAME],
+            (principal_name(record.principal) or ANONYMOUS)[:_NAME],
+            record.life.created_at,
+            self._used_at(record),
+            record.life.expires_at,
+            record.fencing_epoch,
+            len(record.client.subscriptions),
+        )
+
+    def _used_at(self, record: SessionRecord) -> float | None:
+        life = record.life
+        if not math.isfinite(life.expires_at):
+            return None
+        used_at = life.expires_at - self._forget
+        if used_at < life.created_at and record.mode is not Mode.CONVERSATION:
+            # It was not used before it was made: sleep is switched off.
+            used_at = life.expires_at - self._idle
+        return used_at
+
+
+def _transport(connection_id: str, rows: Mapping[str, Row]) -> str:
+    kind = next((each for each in _KINDS if connection_id.startswith(f"{each}-")), None)
+    if kind is not None:
+        return kind
+    # An HTTP connection has the id of its own session.
+    return "http" if digest(connection_id) in rows else NOWHERE
