@@ -68,16 +68,6 @@ IN_NO_LOG = Position(LogEpoch("9" * _EPOCH_WIDTH), 0)
 """The value for a text that is no position: no log ever had it."""
 
 
-def log_epoch(milliseconds: int, random_part: int) -> LogEpoch:
-    """The epoch of a log created at ``milliseconds`` since 1970.
-
-    Args:
-        milliseconds: Wall clock, in milliseconds; 13 digits until the year 2286.
-        random_part: 0 to 999,999; tells apart two logs made in the same millisecond.
-    """
-    return LogEpoch(f"{milliseconds:013d}{random_part:06d}")
-
-
 def parse_position(text: str) -> Position | None:
     match = _EVENT_ID.fullmatch(text)
     if match is None:

@@ -30,7 +30,6 @@ from mcp_sessions.ids import (
     LogEpoch,
     SessionId,
     digest,
-    log_epoch,
     parse_session_id,
 )
 from mcp_sessions.principal import Principal
@@ -112,7 +111,7 @@ def mint_log_epoch() -> LogEpoch:
     global _last_epoch
     minted = time.time_ns() // 1_000_000 * 1_000_000 + secrets.randbelow(1_000_000)
     _last_epoch = max(minted, _last_epoch + 1)
-    return log_epoch(*divmod(_last_epoch, 1_000_000))
+    return LogEpoch(f"{_last_epoch:019d}")
 
 
 def log_epoch_after(old: LogEpoch) -> LogEpoch:

@@ -9,10 +9,10 @@ from mcp_sessions.ids import (
     Position,
     SessionId,
     digest,
-    log_epoch,
     parse_position,
     parse_session_id,
 )
+from tests.support.log_epochs import log_epoch
 
 # 13 digits of milliseconds: September 2001 to the year 2286.
 MILLISECONDS = st.integers(10**12, 10**13 - 1)

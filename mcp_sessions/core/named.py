@@ -74,8 +74,12 @@ def repeated_name(method: str, params: Mapping[str, Any] | None) -> str | None:
     return name_in(method, params)
 
 
-def updated_uri(params: Mapping[str, Any] | None) -> str:
-    """Return the resource of a ``notifications/resources/updated``. Empty: it has none."""
+def updated_uri(method: str, params: Mapping[str, Any] | None) -> str | None:
+    """Return the resource of which a notification is an update; None: it is none of that kind.
+    Empty: it names no resource.
+    """
+    if method != method_names.RESOURCE_UPDATED:
+        return None
     return str(params["uri"]) if params and "uri" in params else ""
 
 

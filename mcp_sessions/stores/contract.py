@@ -443,10 +443,6 @@ class SessionStore(Ends, WholeSessions, Protocol):
         """Remove a resource subscription; False if the session is not there."""
         ...
 
-    async def subscribers(self, uri: str) -> Sequence[SessionId]:
-        """The sessions of both modes that subscribed to a resource."""
-        ...
-
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
         """Every live session, or every one of a principal."""
         ...

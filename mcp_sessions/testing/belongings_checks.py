@@ -41,6 +41,7 @@ from mcp_sessions.testing.parts import (
     limit_of,
     new_session,
     opened,
+    subscribers_of,
 )
 
 
@@ -55,11 +56,11 @@ async def subscriptions_belong_to_the_session(make: MakeStore) -> None:
             assert refused == "max_subscriptions"
             assert await store.subscribe(session.id, "note://2"), "it has that one already"
             assert (await session.record()).client.subscriptions == {"note://1", "note://2"}
-        assert sorted(await store.subscribers("note://1")) == sorted([first.id, second.id])
-        assert not await store.subscribers("note://3")
+        assert sorted(await subscribers_of(store, "note://1")) == sorted([first.id, second.id])
+        assert not await subscribers_of(store, "note://3")
         for _ in range(2):
             assert await store.unsubscribe(first.id, "note://1")
-            assert list(await store.subscribers("note://1")) == [second.id]
+            assert list(await subscribers_of(store, "note://1")) == [second.id]
         assert await store.subscribe(first.id, "note://3")
 
 
@@ -78,13 +79,13 @@ async def a_listen_filter_replaces_the_subscriptions(make: MakeStore) -> None:
             record = await session.record()
             assert (record.client.subscriptions, record.client.lists) == (uris, lists)
             for uri in ("note://1", "note://2", "note://3"):
-                assert (session.id in await store.subscribers(uri)) == (uri in uris)
+                assert (session.id in await subscribers_of(store, uri)) == (uri in uris)
         many = frozenset({"note://4", "note://5", "note://6"})
         refused = await limit_of(lambda: store.change(session.id, SetFilter(many, frozenset())))
         assert refused == "max_subscriptions"
         record = await session.record()
         assert (record.client.subscriptions, record.client.lists) == (frozenset(), lists)
-        assert not await store.subscribers("note://4")
+        assert not await subscribers_of(store, "note://4")
 
 
 async def subscriptions_are_bounded_in_bytes(make: MakeStore) -> None:
@@ -94,19 +95,19 @@ async def subscriptions_are_bounded_in_bytes(make: MakeStore) -> None:
 
         async def check(*uris: str) -> None:
             assert (await session.record()).client.subscriptions == set(uris)
-            assert [list(await store.subscribers(uri)) for uri in uris] == [[session.id]] * len(
+            assert [list(await subscribers_of(store, uri)) for uri in uris] == [[session.id]] * len(
                 uris
             )
 
         # In bytes: an umlaut has two.
         long, first, second, third = "n" * 21, "ä" * 10, "b" * 20, "c" * 11
         assert await limit_of(lambda: store.subscribe(session.id, long)) == "max_uri_bytes"
-        assert not await store.subscribers(long)
+        assert not await subscribers_of(store, long)
         for _ in range(2):
             assert await store.subscribe(session.id, first)
             assert await store.subscribe(session.id, second)
         full = await limit_of(lambda: store.subscribe(session.id, third))
-        assert full == "max_subscription_bytes" and not await store.subscribers(third)
+        assert full == "max_subscription_bytes" and not await subscribers_of(store, third)
         await check(first, second)
         for _ in range(2):
             assert await store.unsubscribe(session.id, second)
@@ -312,7 +313,7 @@ async def every_text_is_a_text(make: MakeStore) -> None:
                 assert admitted.record.principal.scopes == scopes
                 await store.finish_request(session.id, use.key, RESULT, now=NOW)
             assert await store.subscribe(session.id, odd)
-            assert list(await store.subscribers(odd)) == [session.id]
+            assert list(await subscribers_of(store, odd)) == [session.id]
             assert await store.unsubscribe(session.id, odd)
             assert await store.change(session.id, SetFilter(scopes, scopes))
             assert await store.change_state(session.id, {odd: {odd: odd}, "gone": 1}, ())

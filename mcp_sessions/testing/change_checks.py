@@ -10,7 +10,6 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from mcp_sessions.core.log import Draft
-from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import (
     EVENTS,
@@ -31,35 +30,12 @@ from mcp_sessions.testing.parts import (
     POST_STREAM,
     MakeStore,
     MakeTwoStores,
+    audience_of,
+    change_of,
     new_session,
     opened,
     two_processes,
 )
-
-
-def change_of(uri: str | None = None, listed: str | None = None) -> ServerChange:
-    method = "notifications/resources/updated" if uri is not None else f"notifications/{listed}/x"
-    params = {"uri": uri} if uri is not None else None
-    key = method if uri is None else f"{method} {uri}"
-    return ServerChange(
-        "process.1",
-        NOW,
-        uri,
-        listed,
-        EventTemplate(method, params, key),
-        plain_draft(notification_message(method, params), key),
-    )
-
-
-async def audience_of(store: SessionStore, change: ServerChange) -> set[SessionId]:
-    found: set[SessionId] = set()
-    cursor: str | None = None
-    while True:
-        page = await store.audience(change, cursor)
-        found.update(page.session_ids)
-        cursor = page.following
-        if cursor is None:
-            return found
 
 
 async def appended_by(

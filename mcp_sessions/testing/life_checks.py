@@ -37,6 +37,7 @@ from mcp_sessions.testing.parts import (
     limit_of,
     new_session,
     opened,
+    subscribers_of,
 )
 
 
@@ -319,7 +320,7 @@ async def an_ended_session_leaves_no_trace_and_never_comes_back(make: MakeStore)
         assert record is not None and record.session_id == session.id
         assert record.attachment is not None and record.attachment.connection_id == HERE
         await session.check_gone()
-        assert await ids_of(store) == set(await store.subscribers("note://1")) == {other.id}
+        assert await ids_of(store) == set(await subscribers_of(store, "note://1")) == {other.id}
         assert await other.kept() == await other.kept(GET_STREAM) == [1]
 
 

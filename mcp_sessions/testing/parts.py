@@ -9,6 +9,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
 from mcp_sessions.core.request_keys import Begun, KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached, Refusal
@@ -43,6 +44,7 @@ from mcp_sessions.stores.records import (
     Attached,
     Attachment,
     CurrentSession,
+    ServerChange,
     SessionRecord,
 )
 
@@ -178,7 +180,7 @@ class SessionOf:
         assert not await store.subscribe(self.id, "note://1")
         assert not await store.unsubscribe(self.id, "note://1")
         assert not await store.change(self.id, SetFilter(frozenset({"note://1"}), frozenset()))
-        assert self.id not in await store.subscribers("note://1")
+        assert self.id not in await subscribers_of(store, "note://1")
         assert not await store.change(self.id, SetWaitsFrom(None))
         assert not await store.change(self.id, SetLogLevel("info"))
         assert not await store.change(self.id, RenewEvents())
@@ -299,3 +301,38 @@ async def two_processes(
             processes.append(process)
         yield processes[0], processes[1]
         assert not processes[0].gaps and not processes[1].gaps, "nothing was lost"
+
+
+def change_of(uri: str | None = None, listed: str | None = None) -> ServerChange:
+    method = "notifications/resources/updated" if uri is not None else f"notifications/{listed}/x"
+    params = {"uri": uri} if uri is not None else None
+    key = method if uri is None else f"{method} {uri}"
+    return ServerChange(
+        "process.1",
+        NOW,
+        uri,
+        listed,
+        EventTemplate(method, params, key),
+        plain_draft(notification_message(method, params), key),
+    )
+
+
+async def audience_of(store: SessionStore, change: ServerChange) -> set[SessionId]:
+    found: set[SessionId] = set()
+    cursor: str | None = None
+    while True:
+        page = await store.audience(change, cursor)
+        found.update(page.session_ids)
+        cursor = page.following
+        if cursor is None:
+            return found
+
+
+async def subscribers_of(store: SessionStore, uri: str) -> list[SessionId]:
+    """The sessions that subscribed to a resource, in order, as who sends its update finds them."""
+    found: list[SessionId] = []
+    for session_id in sorted(await audience_of(store, change_of(uri))):
+        record = await store.load(session_id, now=0)
+        if record is not None and uri in record.client.subscriptions:
+            found.append(session_id)
+    return found

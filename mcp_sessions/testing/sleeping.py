@@ -21,6 +21,7 @@ from mcp_sessions.testing.parts import (
     limit_of,
     new_session,
     opened,
+    subscribers_of,
 )
 
 
@@ -95,7 +96,7 @@ async def a_principals_oldest_conversations_make_room(make: MakeStore) -> None:
         assert await evicted(100, 1, held) == [oldest]
         assert await evicted(100, 9, held) == [second, third]
         assert await evicted(100, 9, held) == []
-        assert await store.subscribers("note://1") == []
+        assert await subscribers_of(store, "note://1") == []
         assert await ids_of(store) == {*others, used, held}
         assert await evicted(155, 1) == [held]
         assert await evicted(155, 9) == [used]
@@ -219,7 +220,7 @@ async def a_session_that_sleeps_loses_its_past_alone(make: MakeStore) -> None:
         assert await started.read(await started.position(1)) == ([], None)
         await started.append(now=NOW + IDLE + 1)
         assert await started.read(await started.position(1)) == ([2], None)
-        assert await store.subscribers("note://1") == [connection.id]
+        assert await subscribers_of(store, "note://1") == [connection.id]
         record = await connection.record(now=NOW + forget - 0.1)
         assert (record.state.values, record.life.ends_at) == ({"n": 1}, NOW + LIFETIME + forget)
 

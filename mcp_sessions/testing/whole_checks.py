@@ -31,6 +31,7 @@ from mcp_sessions.testing.parts import (
     SessionOf,
     new_session,
     opened,
+    subscribers_of,
 )
 
 SECOND, THIRD, FOURTH = (KeyUse(RequestKey(name), b"2", "process-1") for name in "234")
@@ -134,7 +135,7 @@ async def a_session_goes_on_in_another_store(make: MakeStore) -> None:
         assert (await there.begin(SECOND, now=NOW + 5))[0] is Begun.DROPPED
         assert (await there.begin(FOURTH, now=NOW + 5))[0] is Begun.RUNNING
         assert await other.finish_request(session.id, FOURTH.key, RESULT, now=NOW + 5)
-        assert list(await other.subscribers(ODD[2])) == [session.id]
+        assert list(await subscribers_of(other, ODD[2])) == [session.id]
         assert await other.unsubscribe(session.id, ODD[2])
         data = await other.load_data(session.id)
         assert data is not None
@@ -145,7 +146,7 @@ async def a_session_goes_on_in_another_store(make: MakeStore) -> None:
         assert attached.fencing_epoch == (await session.record()).fencing_epoch + 1
         assert await other.end(session.id) is not None
         assert await other.whole(session.id) is None
-        assert list(await other.subscribers("file:///a")) == []
+        assert list(await subscribers_of(other, "file:///a")) == []
 
 
 async def a_session_that_is_there_stays_as_it_is(make: MakeStore) -> None:

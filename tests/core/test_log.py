@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, LoggedEvent, Window
 from mcp_sessions.errors import Refusal
-from mcp_sessions.ids import LogEpoch, Position, SessionId, log_epoch, parse_position
+from mcp_sessions.ids import LogEpoch, Position, SessionId, parse_position
 from tests.property.model import LogModel
+from tests.support.log_epochs import log_epoch
 
 OLD = log_epoch(1_700_000_000_000, 999_999)
 EPOCH = log_epoch(1_800_000_000_000, 0)

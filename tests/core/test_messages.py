@@ -42,7 +42,8 @@ from mcp_sessions.core.messages import (
 )
 from mcp_sessions.core.request_keys import KeyUse, RequestKeys
 from mcp_sessions.errors import InvalidParams, LimitReached, SessionDetached
-from mcp_sessions.ids import Position, RequestKey, SessionEventId, SessionId, log_epoch
+from mcp_sessions.ids import Position, RequestKey, SessionEventId, SessionId
+from tests.support.log_epochs import log_epoch
 
 EVENT_ID: SessionEventId = Position(log_epoch(1_800_000_000_000, 0), 42).event_id()
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions.core.named import header_value, name_in, repeated_name, updated_uri
+from mcp_sessions.method_names import RESOURCE_UPDATED, TOOLS_CHANGED
 
 
 @pytest.mark.parametrize(
@@ -36,8 +37,9 @@ def test_a_header_repeats_the_name_of_anything_else() -> None:
 
 
 def test_the_resource_of_an_update() -> None:
-    assert updated_uri({"uri": "note:1"}) == "note:1"
-    assert updated_uri({}) == updated_uri(None) == ""
+    assert updated_uri(RESOURCE_UPDATED, {"uri": "note:1"}) == "note:1"
+    assert updated_uri(RESOURCE_UPDATED, {}) == updated_uri(RESOURCE_UPDATED, None) == ""
+    assert updated_uri(TOOLS_CHANGED, {"uri": "note:1"}) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, LoggedEvent, Window
-from mcp_sessions.ids import Position, log_epoch, parse_position
+from mcp_sessions.ids import Position, parse_position
+from tests.support.log_epochs import log_epoch
 
 EPOCH = log_epoch(1_800_000_000_000, 0)
 

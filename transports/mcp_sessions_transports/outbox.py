@@ -158,15 +158,6 @@ class Outbox:
                     self._taken.clear()
                     await self._taken.wait()
 
-    def _next_chunks(self) -> list[bytes]:
-        chunks: list[bytes] = []
-        size = 0
-        while self._buffer and size < _AT_ONCE:
-            chunk, _ = self._buffer.popleft()
-            chunks.append(chunk)
-            size += len(chunk)
-        return chunks
-
     def _made_room(self) -> None:
         """Note that the buffer shrank: the peer's time starts anew."""
         self.full = self._size >= self._limit
@@ -204,16 +195,24 @@ class Outbox:
                     return
                 if not self._holds:
                     if self._buffer:
-                        chunks = self._next_chunks()
+                        chunks: list[bytes] = []
+                        size = 0
+                        while self._buffer and size < _AT_ONCE:
+                            chunk, _ = self._buffer.popleft()
+                            chunks.append(chunk)
+                            size += len(chunk)
                         self._is_writing = True
                         await write(chunks)
                         self._is_writing = False
-                        self._size -= sum(map(len, chunks))
+                        self._size -= size
                         self._made_room()
                         if silence is not None:
                             silence.broken()
                         continue
-                    if any([await feed.refill() for feed in list(self.feeds)]):
+                    is_refilled = False
+                    for feed in list(self.feeds):
+                        is_refilled |= await feed.refill()
+                    if is_refilled:
                         continue
                     if self._finished and not self._buffer:
                         return

@@ -294,12 +294,11 @@ class ChangeBroadcaster:
     def _change(
         self, number: int, method: str, params: Mapping[str, Any] | None, key: str | None
     ) -> ServerChange:
-        is_update = method == method_names.RESOURCE_UPDATED
         return ServerChange(
             f"{self._name}.{number}",
             self._clock(),
-            updated_uri(params) if is_update else None,
-            None if is_update else method_names.CHANGED_KIND.get(method),
+            updated_uri(method, params),
+            method_names.CHANGED_KIND.get(method),
             EventTemplate(method, params, key),
             plain_draft(notification_message(method, params), key),
         )
@@ -396,7 +395,7 @@ class ChangeBroadcaster:
             waiting.is_sent_to_replicas = True
         if not waiting.is_sent_sessionless:
             waiting.is_sent_sessionless = True
-            await self.notify_sessionless(waiting.method, waiting.params)
+            await self.notify_sessionless(waiting.method, waiting.params, change.uri)
         failed: StoreUnavailable | None = None
         cursor = None
         while True:
@@ -500,10 +499,10 @@ class ChangeBroadcaster:
             ]
         if not session_ids:
             return
-        locks = [self._attachments.session_lock(session_id) for session_id in session_ids]
         held: list[asyncio.Lock] = []
         try:
-            for lock in locks:
+            for session_id in session_ids:
+                lock = self._attachments.session_lock(session_id)
                 await lock.acquire()
                 held.append(lock)
             again = not waiting.unsure.isdisjoint(session_ids)
@@ -548,9 +547,16 @@ class ChangeBroadcaster:
             raise
         self._renewed.clear()
 
-    async def notify_sessionless(self, method: str, params: Mapping[str, Any] | None) -> None:
-        if method == method_names.RESOURCE_UPDATED:
-            audience = self._connections.sessionless_subscribers(updated_uri(params))
+    async def notify_sessionless(
+        self, method: str, params: Mapping[str, Any] | None, uri: str | None
+    ) -> None:
+        """Notify the clients of this process that are outside of any session.
+
+        Args:
+            uri: The resource that was updated; None: a list changed.
+        """
+        if uri is not None:
+            audience = self._connections.sessionless_subscribers(uri)
         else:
             audience = [
                 connection

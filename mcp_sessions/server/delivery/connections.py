@@ -26,6 +26,9 @@ class ConnectionRegistry:
         self._store, self._bus = replica.store, replica.bus
         self._clock, self.new_connection = replica.clock, new_connection
         self._connections: dict[ConnectionId, ClientConnection] = {}
+        self.local = self._connections.get
+        """A connection of this process; None: there is none."""
+
         self._in_use_at: dict[ConnectionId, float] = {}
         self._sessionless: dict[str, dict[ClientConnection, None]] = {}
         self._sessionless_of: dict[ClientConnection, dict[str, None]] = {}
@@ -42,9 +45,6 @@ class ConnectionRegistry:
     def in_use_at(self, connection: ClientConnection) -> float:
         """Seconds since 1970 of the last call of :meth:`in_use`. 0: it was released."""
         return self._in_use_at.get(connection.id, 0)
-
-    def local(self, connection_id: ConnectionId) -> ClientConnection | None:
-        return self._connections.get(connection_id)
 
     def all(self) -> list[ClientConnection]:
         return list(self._connections.values())

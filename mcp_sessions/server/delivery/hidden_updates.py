@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mcp_sessions import method_names
 from mcp_sessions.core.named import updated_uri
 from mcp_sessions.core.visibility import RESOURCES, Visibility
 from mcp_sessions.ids import SessionId
@@ -29,9 +28,8 @@ class HiddenUpdates:
         """Whether a change is of a resource that is hidden where no session's rule says
         otherwise. A session that hides one itself ends its subscriptions to it.
         """
-        return method == method_names.RESOURCE_UPDATED and self._visibility.is_hidden(
-            RESOURCES, updated_uri(params)
-        )
+        uri = updated_uri(method, params)
+        return uri is not None and self._visibility.is_hidden(RESOURCES, uri)
 
     async def is_hidden_from(
         self, session_id: SessionId, method: str, params: Mapping[str, Any] | None
@@ -41,14 +39,11 @@ class HiddenUpdates:
         Raises:
             StoreUnavailable: Unknown.
         """
-        if method != method_names.RESOURCE_UPDATED:
+        uri = updated_uri(method, params)
+        record = await self._store.load(session_id, now=0) if uri is not None else None
+        if uri is None or record is None:
             return False
-        record = await self._store.load(session_id, now=0)
-        if record is None:
-            return False
-        return self._visibility.with_rules_in(record.state.values).is_hidden(
-            RESOURCES, updated_uri(params)
-        )
+        return self._visibility.with_rules_in(record.state.values).is_hidden(RESOURCES, uri)
 
     async def is_hidden_from_connection(
         self, connection: ClientConnection, method: str, params: Mapping[str, Any] | None
@@ -62,4 +57,4 @@ class HiddenUpdates:
             return await self.is_hidden_from(connection.transport_session, method, params)
         # A pipe keeps its rules itself, and no subscription to what they hide.
         own = self._connections.sessionless_subscriptions(connection)
-        return self.is_hidden_from_some(method, params) and updated_uri(params) not in own
+        return self.is_hidden_from_some(method, params) and updated_uri(method, params) not in own

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol, assert_never
 
 from mcp_sessions.core.messages import error_body
+from mcp_sessions.core.named import updated_uri
 from mcp_sessions.errors import REQUEST_CANCELLED
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.server.calls.table import abort
@@ -244,7 +245,8 @@ class ClusterHandlers:
 
     async def _changed(self, message: ServerChanged) -> None:
         if self._broadcaster.is_new(message.id):
-            await self._broadcaster.notify_sessionless(message.method, message.params)
+            uri = updated_uri(message.method, message.params)
+            await self._broadcaster.notify_sessionless(message.method, message.params, uri)
             await self._publish(message.method, message.params)
 
     async def _changed_outside(self, message: ChangedOutside) -> None:

@@ -211,11 +211,10 @@ class EventsInMemory(Tables):
             return None
         log = session.events if session.events is not None else self._stream(session, EVENTS)
         replay, refusal = log.replay(position, now=now)
-        head = log.head.event_id()
+        counts, head = log.counts, log.head.event_id()
         record.fencing_epoch, record.client.waits_from = attached.fencing_epoch, attached.waits_from
         record.attachment = attachment_of(attached.connection_id, attached.fencing_epoch)
         if entry is not None:
-            counts = log.counts
             facts = outcome(
                 previous is not None and previous.connection_id != connection_id,
                 position,

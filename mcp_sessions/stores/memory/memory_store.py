@@ -294,9 +294,6 @@ class MemoryStore(EventsInMemory, Expiring, EndsInMemory):
         self._forget_subscription(session_id, uri)
         return True
 
-    async def subscribers(self, uri: str) -> Sequence[SessionId]:
-        return list(self._by_uri.get(uri, ()))
-
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
         records = [session.record for session in self._sessions.values()]
         if principal is None:

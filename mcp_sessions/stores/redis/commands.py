@@ -19,7 +19,6 @@ from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions.stores.redis.cluster import ClusterLink
 from mcp_sessions.stores.redis.record_codec import (
     NOTHING,
     KnownFacts,
@@ -30,7 +29,7 @@ from mcp_sessions.stores.redis.record_codec import (
     record_of,
     unreadable,
 )
-from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
+from mcp_sessions.stores.redis.redis_connection import ClusterLink, RedisLink, Value
 from mcp_sessions.stores.redis.refusals import unavailable
 from mcp_sessions.stores.redis.scripts import Script
 from mcp_sessions.stores.shared_clock import SharedClock
@@ -124,7 +123,7 @@ class Commands:
         """
         if not keys:
             return []
-        if isinstance(self._link, RedisLink):
+        if len(keys) == 1 or isinstance(self._link, RedisLink):
             return await self._run(script, keys, *args)
         each = await all_of(self._run(script, [key], *args) for key in keys)
         return [answer for (answer,) in each]

@@ -273,27 +273,16 @@ class Lists(EndsInRedis):
         key, tag = self._subscribers_key(uri), tag_of(session_id)
         token = await self._command("HGET", key, tag)
         there = await self._clock.now()
-        if token is not None and is_old_token(token, there):
+        if token is not None and int(token.partition(b".")[0], 16) < there - IN_FLIGHT:
             await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
 
 
 _ENTRY = re.compile(rb"[0-9a-f]{40}\.[0-9a-f]{16}\.[0-9a-f]+(\.c)?")
 
-_TOKEN = re.compile(rb"[0-9a-f]+\.[0-9a-f]+ [!-~]+")
-
 
 def is_entry(member: bytes) -> bool:
     """Whether a list's member is a session's entry: its tag, its owner's, when it was made."""
     return _ENTRY.fullmatch(member) is not None
-
-
-def is_token(token: bytes) -> bool:
-    """Whether it is a subscription's token: when it was made, a random part, its session."""
-    return _TOKEN.fullmatch(token) is not None
-
-
-def session_in(token: bytes) -> SessionId:
-    return SessionId(token.decode().partition(" ")[2])
 
 
 def tag_in(member: bytes) -> str:
@@ -303,7 +292,3 @@ def tag_in(member: bytes) -> str:
 def is_old(member: bytes, now: float) -> bool:
     """Whether the process that added a member had time enough to finish."""
     return int(member.decode().split(".")[2], 16) < now - IN_FLIGHT
-
-
-def is_old_token(token: bytes, now: float) -> bool:
-    return int(token.partition(b".")[0], 16) < now - IN_FLIGHT

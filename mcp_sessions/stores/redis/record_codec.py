@@ -352,8 +352,8 @@ def published_event(message: bytes) -> tuple[LoggedEvent, Attachment | None]:
         parts.append(rest[:size] if size >= 0 else None)
         rest = rest[max(size, 0) :]
     connection, key, origin = parts
-    event = _stored_event(LogEpoch(epoch.decode()), number, rest, at, key, origin)
-    return event, stored_attachment(connection, fence)
+    attachment = stored_attachment(connection, fence)
+    return _stored_event(LogEpoch(epoch.decode()), number, rest, at, key, origin), attachment
 
 
 def tokens_of(answer: Sequence[bytes]) -> Mapping[bytes, bytes]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, assert_never
 
 from mcp_sessions.errors import LimitReached
@@ -21,8 +21,8 @@ from mcp_sessions.stores.record_changes import (
 )
 from mcp_sessions.stores.records import Data, SessionRecord
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.commands import each_of, known_to_script, readable, tag_of
-from mcp_sessions.stores.redis.lists import Lists, is_old_token, is_token
+from mcp_sessions.stores.redis.commands import known_to_script, readable, tag_of
+from mcp_sessions.stores.redis.lists import Lists
 from mcp_sessions.stores.redis.record_codec import (
     encoded,
     packed,
@@ -100,32 +100,6 @@ class BelongingsInRedis(Lists):
         if answer[0] and answer[1] is not None:
             await self._drop_subscribers(tag_of(session_id), {encoded(uri): answer[1]})
         return bool(answer[0])
-
-    @readable
-    async def subscribers(self, uri: str) -> Sequence[SessionId]:
-        key = self._subscribers_key(uri)
-        stored = tokens_of(await self._command("HGETALL", key))
-        tokens = {tag: token for tag, token in stored.items() if is_token(token)}
-        if len(tokens) < len(stored):
-            await self._command("HDEL", key, *(stored.keys() - tokens.keys()))
-        asked = encoded(uri)
-        found = await each_of(self._subscription_of(tag, asked) for tag in tokens)
-        there = await self._clock.now()
-        subscribed: list[SessionId] = []
-        for (tag, token), own in zip(tokens.items(), found, strict=True):
-            session_id = token.decode().partition(" ")[2]
-            if own is None:
-                # It cannot be read now; who looks next knows better.
-                continue
-            if own:
-                subscribed.append(SessionId(session_id))
-            elif is_old_token(token, there):
-                await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
-        return subscribed
-
-    async def _subscription_of(self, tag: bytes, uri: bytes) -> bool:
-        own = await self._command("HGET", f"{self._key_of(tag.decode())}:u", uri)
-        return own is not None
 
     async def _set_filter(
         self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ from mcp_sessions.stores.records import (
 )
 from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.commands import readable
-from mcp_sessions.stores.redis.lists import PAGE, Lists, is_entry, is_token, session_in, tag_in
+from mcp_sessions.stores.redis.lists import PAGE, Lists, is_entry, tag_in
 from mcp_sessions.stores.redis.record_codec import (
     ScriptAnswer,
     decoded,
@@ -44,6 +45,9 @@ from mcp_sessions.stores.redis.record_codec import (
 from mcp_sessions.stores.redis.redis_connection import Value
 
 logger = logging.getLogger(__name__)
+
+_TOKEN = re.compile(rb"[0-9a-f]+\.[0-9a-f]+ ([!-~]+)")
+"""A subscription's token: when it was made, a random part, its session."""
 
 
 class EventsInRedis(Lists):
@@ -88,8 +92,8 @@ class EventsInRedis(Lists):
         if change.uri is not None:
             key = self._subscribers_key(change.uri)
             following, flat = await self._command("HSCAN", key, cursor, "COUNT", PAGE)
-            # In a token, the session follows the time.
-            found = [session_in(token) for token in flat[1::2] if is_token(token)]
+            tokens = map(_TOKEN.fullmatch, flat[1::2])
+            found = [SessionId(token[1].decode()) for token in tokens if token is not None]
         else:
             following, flat = await self._command("ZSCAN", self._all, cursor, "COUNT", PAGE)
             entries = [member for member in flat[::2] if is_entry(member)]

@@ -40,12 +40,12 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.probe import EngineFacts
-from mcp_sessions.stores.redis.cluster import ClusterLink
 from mcp_sessions.stores.redis.commands import NAME
 from mcp_sessions.stores.redis.pubsub import RedisExchange
 from mcp_sessions.stores.redis.redis_belongings import BelongingsInRedis
 from mcp_sessions.stores.redis.redis_connection import (
     TIMEOUT,
+    ClusterLink,
     MakeConnection,
     RedisLink,
     connections_to,

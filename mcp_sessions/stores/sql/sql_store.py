@@ -513,18 +513,6 @@ class SqlStore(Steps):
 
     # --- belongings ------------------------------------------------------------------------------
 
-    async def subscribers(self, uri: str) -> Sequence[SessionId]:
-        (tag,) = uri_tags([uri])
-        found: list[SessionId] = []
-        after = ""
-        while rows := await self._engine.tagged(tag, after, PAGE):
-            # Another URI may have the same tag.
-            found += [
-                SessionId(row.sid) for row in rows if uri in self._record(row).client.subscriptions
-            ]
-            after = rows[-1].sid
-        return found
-
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
         owner = owner_of(principal) if principal is not None else None
         records: list[SessionRecord] = []

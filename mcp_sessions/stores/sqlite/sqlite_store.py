@@ -788,9 +788,6 @@ class SQLiteStore(Steps, EndsInFile):
         new_log = self._new_log.__next__
         return await self._writer.call(lambda tx: rows.add_whole(tx, whole, self._policy, new_log))
 
-    async def subscribers(self, uri: str) -> Sequence[SessionId]:
-        return [session_id for _, session_id in await self._subscribers(uri, 0, -1)]
-
     async def _subscribers(self, uri: str, after: int, limit: int) -> list[tuple[int, SessionId]]:
         return await self._writer.call(
             Read(

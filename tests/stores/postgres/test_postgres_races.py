@@ -19,7 +19,7 @@ from mcp_sessions.stores.postgres import PostgresStore
 from mcp_sessions.stores.record_changes import SetLogLevel
 from mcp_sessions.stores.records import Attachment
 from mcp_sessions.stores.sql.session_rows import text_bytes
-from mcp_sessions.testing.change_checks import change_of
+from mcp_sessions.testing.parts import change_of
 from tests.stores.opening import NOW, new, opened
 from tests.support.postgres_server import two_postgres_stores
 

@@ -29,7 +29,7 @@ from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.record_changes import SetCurrent, SetFilter, SetLogLevel
 from mcp_sessions.stores.records import Peer
 from mcp_sessions.stores.redis.redis_store import RedisStore
-from mcp_sessions.testing.change_checks import change_of
+from mcp_sessions.testing.parts import change_of
 from tests.support.redis_server import asked, keys_of, redis_store
 from tests.support.world import world
 
@@ -131,7 +131,7 @@ def calls(store: RedisStore, of: SessionId) -> list[tuple[str, Callable[[], Awai
         ("detach", lambda: store.detach(of, FencingEpoch(1))),
         ("drop origin", lambda: store.drop_origin(of, SessionId("other"))),
         ("subscribe", lambda: store.subscribe(of, URI)),
-        ("subscribers", lambda: store.subscribers(URI)),
+        ("audience", lambda: store.audience(change_of(URI), None)),
         ("unsubscribe", lambda: store.unsubscribe(of, "note://2")),
         ("filter", lambda: store.change(of, SetFilter(frozenset({URI}), frozenset({"tools"})))),
         ("state", lambda: store.change_state(of, {"a": 2}, ())),
@@ -259,7 +259,7 @@ async def test_a_foreign_value_in_a_list_stops_what_needs_that_list_alone(
     key = await key_of(store, of, name)
     await damaged(store, key, how)
     assert set(await failing(store, of)) <= {
-        *("subscribe", "subscribers", "unsubscribe", "filter", "all", "of one", "new"),
+        *("subscribe", "audience", "unsubscribe", "filter", "all", "of one", "new"),
         *("sleep", "evict", "evict heavy", "expire"),
     }
     await asked(store, "DEL", key)

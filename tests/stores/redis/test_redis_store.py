@@ -39,6 +39,7 @@ from mcp_sessions.stores.redis.lists import MARGIN
 from mcp_sessions.stores.redis.record_codec import KnownSubscriptions, Peers
 from mcp_sessions.stores.redis.redis_store import RedisStore
 from mcp_sessions.stores.urls import open_store
+from mcp_sessions.testing.parts import subscribers_of
 from tests.stores import opening
 from tests.stores.opening import NOW, POLICY, new
 from tests.support.duplex import duplex_world
@@ -250,7 +251,7 @@ async def test_namespaces_share_a_server_and_nothing_else() -> None:
 
         assert await other.load(session_id, now=NOW) is None
         assert not await other.all_sessions()
-        assert not await other.subscribers("note://1")
+        assert not await subscribers_of(other, "note://1")
         assert await again.load(session_id, now=NOW) is not None
 
 
@@ -426,7 +427,7 @@ async def test_who_ended_a_session_learns_so_although_its_entry_could_not_be_rem
         monkeypatch.setattr(store._link, "call", call)  # pyright: ignore[reportPrivateUsage]
         monkeypatch.setattr(lists, "IN_FLIGHT", -10)
         await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)
-        assert await store.subscribers("note://1") == []
+        assert await subscribers_of(store, "note://1") == []
 
 
 async def ids(store: RedisStore, session_ids: Sequence[SessionId]) -> list[SessionId]:
@@ -745,7 +746,7 @@ async def test_a_session_whose_record_is_gone_is_gone() -> None:
 
         assert await store.append(session_id, Draft(b"{}"), now=NOW) is None
         assert await store.head(session_id) is None
-        assert not await store.subscribers("note://2")
+        assert not await subscribers_of(store, "note://2")
         assert await store.end(session_id) is None
 
 

@@ -35,6 +35,7 @@ from mcp_sessions.stores.record_changes import (
 from mcp_sessions.stores.records import Attachment
 from mcp_sessions.stores.redis.pubsub import RedisExchange
 from mcp_sessions.stores.redis.redis_store import RedisStore
+from mcp_sessions.testing.parts import subscribers_of
 from tests.stores import opening
 from tests.stores.opening import NOW, new
 from tests.support.proxy import Side, TcpProxy
@@ -205,7 +206,7 @@ async def test_every_method_says_that_it_is_away_and_none_falls_back() -> None:
             store.change(session_id, SetStreamOpened()),
             store.subscribe(session_id, "note://1"),
             store.unsubscribe(session_id, "note://1"),
-            store.subscribers("note://1"),
+            subscribers_of(store, "note://1"),
             store.all_sessions(),
             store.change(session_id, SetFilter(frozenset({"note://1"}), frozenset())),
             store.change(session_id, SetWaitsFrom(None)),

@@ -14,7 +14,7 @@ from mcp_sessions.stores.records import ServerChange
 from mcp_sessions.stores.redis.lists import IN_FLIGHT
 from mcp_sessions.stores.redis.redis_store import RedisStore
 from mcp_sessions.testing import STORE_CHECKS, Check, change_checks
-from mcp_sessions.testing.change_checks import change_of
+from mcp_sessions.testing.parts import change_of
 from tests.stores import opening
 from tests.stores.opening import NOW, new
 from tests.support.redis_server import redis_server, redis_store

@@ -16,6 +16,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.redis.redis_store import RedisStore
 from mcp_sessions.stores.shared_clock import FRESH, SharedClock
+from mcp_sessions.testing.parts import subscribers_of
 from tests.support.redis_server import keys_of, namespace, shared_redis
 
 pytestmark = pytest.mark.anyio
@@ -68,7 +69,7 @@ async def check_whole(store: RedisStore, clock: Clock, of: SessionId) -> None:
     assert attached is not None
     admitted = await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=clock(), key=KEY)
     assert admitted is not None and admitted.key is Begun.ANSWERED
-    assert await store.subscribers("note://1") == [of]
+    assert await subscribers_of(store, "note://1") == [of]
     assert [each.session_id for each in await store.all_sessions()] == [of]
 
 

@@ -20,6 +20,7 @@ from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.record_changes import SetFilter
 from mcp_sessions.stores.redis import lists
 from mcp_sessions.stores.redis.redis_store import RedisStore
+from mcp_sessions.testing.parts import audience_of, change_of
 from tests.support.redis_server import dies_after, keys_of, namespace, redis_store, shared_redis
 
 ROOT = Path(__file__).parents[3]
@@ -73,12 +74,21 @@ async def of_those_who_live(own: str) -> RedisStore:
     return store
 
 
+async def updated(store: RedisStore, uri: str) -> set[SessionId]:
+    """The sessions that get an update of a resource. Who is found and does not get it is
+    forgotten.
+    """
+    change = change_of(uri)
+    found = sorted(await audience_of(store, change))
+    return {each.session_id for each in await store.append_change(found, change, now=NOW)}
+
+
 async def check_whole(store: RedisStore) -> None:
     """What belongs to no single session says what the sessions say."""
     records = await store.all_sessions()
     for uri in URIS:
         expected = {each.session_id for each in records if uri in each.client.subscriptions}
-        assert set(await store.subscribers(uri)) == expected
+        assert await updated(store, uri) == expected
     assert {each.session_id for each in await store.all_sessions(ANONYMOUS)} == {
         each.session_id for each in records
     }
@@ -120,7 +130,7 @@ async def test_a_process_that_dies_between_two_commands_leaves_nothing_wrong(
             ended = await store.expire(now=NOW + 1_000, held=(), limit=9)
             assert len(ended) == POLICY.max_sessions
             for uri in URIS:
-                assert not await store.subscribers(uri)
+                assert not await updated(store, uri)
         # How sessions ended is remembered, and nothing else.
         assert [key for key in await keys_of(store) if ":ends" not in key] == []
         await store.close()
@@ -151,7 +161,7 @@ async def test_what_another_process_is_doing_still_is_not_put_right(
         may_go_on.clear()
         working = asyncio.create_task(step(slow, made.session_id))
         await half_way.wait()
-        assert not await store.subscribers(URIS[2]) or step is create
+        assert not await updated(store, URIS[2]) or step is create
         assert len(await store.all_sessions()) == 1
         assert not await store.expire(now=NOW + 99, held=(), limit=9)
         with pytest.raises(LimitReached):
@@ -162,7 +172,7 @@ async def test_what_another_process_is_doing_still_is_not_put_right(
             raise LimitReached("", 0)
         may_go_on.set()
         await working
-    assert await store.subscribers(URIS[2]) == [made.session_id]
+    assert await updated(store, URIS[2]) == {made.session_id}
     assert len(await store.all_sessions()) == 2
     for each in (store, slow):
         await each.close()
@@ -173,6 +183,7 @@ import asyncio, sys
 from mcp_sessions.core.log import Draft
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.redis.redis_store import RedisStore
+from mcp_sessions.testing.parts import subscribers_of, audience_of, change_of
 
 async def main(url, namespace, session_id, count):
     store = RedisStore(url, namespace=namespace)

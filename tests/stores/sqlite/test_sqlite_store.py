@@ -28,6 +28,7 @@ from mcp_sessions.stores.records import CurrentSession, Peer
 from mcp_sessions.stores.sqlite import schema as sqlite_schema
 from mcp_sessions.stores.sqlite import served_file
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
+from mcp_sessions.testing.parts import subscribers_of
 from tests.stores.sqlite.file_store import (
     NOW,
     POLICY,
@@ -72,7 +73,7 @@ async def test_everything_of_a_session_comes_back(path: Path) -> None:
         assert await store.all_sessions(principal) == [before]
         assert await store.read(of, head.event_id(), now=NOW, stream=GET_STREAM) == events
         assert await store.load_data(of) == data
-        assert await store.subscribers("note://\ud800") == [of]
+        assert await subscribers_of(store, "note://\ud800") == [of]
         assert await store.relay(
             of, SessionId("other"), FencingEpoch(7), events[0][0], now=NOW
         ) == await_relayed(4)
