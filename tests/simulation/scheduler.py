@@ -127,14 +127,15 @@ class SimulationLoop(VirtualTimeLoop):
                 ready.append(timer)
         batch = [handle for handle in ready if not handle.cancelled()]
         ready.clear()
+        handle: Any
         for handle in self._ordered(batch):
-            host = cast(Any, handle)._context.get(_HOST)
+            host = handle._context.get(_HOST)
             if host is not None and (host.is_dead or host.is_paused):
                 host.held.append(handle)
                 continue
             self.steps += 1
-            if not handle.cancelled():
-                cast(Any, handle)._run()
+            if not handle._cancelled:
+                handle._run()
         if self.steps > STEPS:
             raise TooManySteps
 
@@ -147,13 +148,15 @@ class SimulationLoop(VirtualTimeLoop):
         """The steps that run now; others are ready again in the next round."""
         if not self._disorder:
             return batch
-        chance = self._chance.random
+        chance, disorder = self._chance.random, self._disorder
+        ready: deque[asyncio.Handle] = cast(Any, self)._ready
         now: list[asyncio.Handle] = []
         places: list[int] = []
+        handle: Any
         for handle in batch:
-            if isinstance(getattr(cast(Any, handle)._callback, "__self__", None), asyncio.Task):
-                if chance() < self._disorder:
-                    cast(Any, self)._ready.append(handle)
+            if isinstance(getattr(handle._callback, "__self__", None), asyncio.Task):
+                if chance() < disorder:
+                    ready.append(handle)
                     continue
                 places.append(len(now))
             now.append(handle)

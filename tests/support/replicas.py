@@ -38,6 +38,7 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import LIVENESS, ExchangeListener
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.records import Appended, AppendedChange, Attachment, Relayed, ServerChange
+from tests.support.copied import copied
 from tests.support.postgres_server import postgres_store
 from tests.support.raw import Json, RawClient, Reply
 from tests.support.redis_server import namespace, redis_store
@@ -264,8 +265,8 @@ class SharedStore:
         async def call(*args: Any, **kwargs: Any) -> Any:
             self.calls.append(name)
             await self._suspend()
-            result = await method(*copy.deepcopy(args), **copy.deepcopy(kwargs))
-            result = copy.deepcopy(result)
+            result = await method(*copied(args), **copied(kwargs))
+            result = copied(result)
             await self._suspend()
             return result
 
