@@ -36,6 +36,7 @@ from mcp_sessions.server.dispatch.admin import Sessions
 from mcp_sessions.server.dispatch.capabilities import advertise
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers, RelayedRequests
 from mcp_sessions.server.dispatch.conversation_sessions import ConversationSessions
+from mcp_sessions.server.dispatch.gauges import Gauges
 from mcp_sessions.server.dispatch.history import History
 from mcp_sessions.server.dispatch.joint_admissions import JointAdmissions
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
@@ -55,6 +56,7 @@ from mcp_sessions.server.dispatch.stages.session_methods import SessionMethods
 from mcp_sessions.server.dispatch.stages.task_tools import TaskTools
 from mcp_sessions.server.dispatch.stages.tasks import TaskCalls, TaskMethods
 from mcp_sessions.server.reporting.audit import Audit
+from mcp_sessions.server.reporting.store_watch import StoreWatch
 from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.outbound import Ways
 from mcp_sessions.server.requests.outcome import Outcomes
@@ -142,6 +144,8 @@ class Assembly:
             listed=self.upstream.listed,
         )
         self._audit = audit = Audit(security, replica.process, runner.shared.names)
+        self._store_watch = StoreWatch(self.store, clock)
+        self._gauges = Gauges(replica, delivery, runner, self._store_watch)
         self.lifecycle = self._lifecycle(replica, delivery, audit, conversations)
         self.sessions = Sessions(self.store, clock, self.lifecycle.finish)
         self.conversations = self._bound(conversations, replica, visibility)
@@ -165,6 +169,7 @@ class Assembly:
             history=History(replica, audit),
             session_ended=self.upstream.session_ended,
             binds=conversations is not None,
+            measure=self._gauges.measure,
         )
 
     def _bound(
@@ -340,6 +345,8 @@ class Assembly:
             handlers=handlers,
             lifecycle=self.lifecycle,
             silences=LongSilences(runner, self.policy.progress_every, self.clock),
+            gauges=self._gauges,
+            store_watch=self._store_watch,
             broadcaster=self.broadcaster,
             draining=draining,
             tasks=runner.tasks,

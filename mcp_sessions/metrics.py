@@ -1,4 +1,5 @@
-"""Count events for OpenTelemetry. Nothing is exported, or costs anything, until it is asked for.
+"""Count events, and measure, for OpenTelemetry. Nothing is exported, or costs anything, until it is
+asked for.
 
 The instruments are those of ``opentelemetry-api``, which the SDK brings along. They do nothing
 until the application sets a meter provider, or ``serve`` does (``mcp_sessions.cli.telemetry``).
@@ -26,20 +27,43 @@ mcp_sessions.children_running    those that there are (up and down)
 mcp_sessions.children_over       those that are no more                     reason
 ================================ ========================================== ====================
 
+Gauges are read when an exporter asks, from numbers that the process has: see :data:`_GAUGES`. The
+histograms are those of OpenTelemetry's conventions for MCP: see :data:`_HISTOGRAMS`.
+
 No attribute names a session, a principal or a resource: there is one time series for each
-combination of them, for ever.
+combination of them, for ever. So an attribute has a bounded number of values (:func:`bounded`).
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import Counter, UpDownCounter
+    from opentelemetry.metrics import (
+        CallbackOptions,
+        Counter,
+        Histogram,
+        Observation,
+        UpDownCounter,
+    )
 
 SCOPE = "mcp_sessions"
 """The name of the instrumentation scope."""
+
+measures = False
+"""Whether a meter provider is set, as far as :func:`look_for_provider` saw. What is measured for
+each request is measured only then."""
+
+
+def look_for_provider() -> None:
+    """Look whether the application, or ``serve``, has set a meter provider."""
+    global measures
+    from opentelemetry.metrics import get_meter_provider
+
+    measures = not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")
 
 
 def session_made(mode: str) -> None:
@@ -47,7 +71,7 @@ def session_made(mode: str) -> None:
 
 
 def session_ended(mode: str, reason: str) -> None:
-    """Count a session that ended: ``ended``, ``expired``, or ``evicted`` to make room."""
+    """Count a session that ended: ``ended``, ``expired``, ``evicted`` to make room, or ``lost``."""
     _counter("ended").add(1, {"mode": mode, "reason": reason})
 
 
@@ -117,6 +141,150 @@ def child_ended(reason: str) -> None:
     _counter("children_over").add(1, {"reason": reason})
 
 
+# --- durations -----------------------------------------------------------------------------------
+
+_OTHER = "_OTHER"
+"""Stands for the values of an attribute that are too many."""
+
+_MOST_VALUES = 100
+"""Values of one attribute."""
+
+_values: dict[str, set[str]] = {}
+"""Attribute → the values that it had so far."""
+
+
+def bounded(attribute: str, value: str) -> str:
+    """Return a value of an attribute; ``_OTHER`` if the attribute had too many others before."""
+    known = _values.setdefault(attribute, set())
+    if value not in known:
+        if len(known) >= _MOST_VALUES:
+            return _OTHER
+        known.add(value)
+    return value
+
+
+def lasted(histogram: str, seconds: float, attributes: Mapping[str, str]) -> None:
+    """Record how long a request or a session took.
+
+    Args:
+        histogram: One of :data:`_HISTOGRAMS`.
+        attributes: As the conventions name them. Each has few values, or is bounded here.
+    """
+    _histogram(histogram).record(
+        seconds, {name: bounded(name, value) for name, value in attributes.items()}
+    )
+
+
+_OF_CONVENTION = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
+_HOURS = (600, 1_800, 3_600, 7_200, 14_400)
+_DAYS = (43_200, 86_400, 604_800, 2_592_000)
+
+_HISTOGRAMS = {
+    "mcp.client.operation.duration": (
+        "The time from sending an MCP request to its answer",
+        (*_OF_CONVENTION, *_HOURS),
+    ),
+    "mcp.server.operation.duration": (
+        "The time from receiving an MCP request to sending its answer",
+        (*_OF_CONVENTION, *_HOURS),
+    ),
+    "mcp.client.session.duration": (
+        "The duration of an MCP session, as its client sees it",
+        (*_OF_CONVENTION, *_HOURS, *_DAYS),
+    ),
+    "mcp.server.session.duration": (
+        "The duration of an MCP session, as its server sees it",
+        (*_OF_CONVENTION, *_HOURS, *_DAYS),
+    ),
+}
+"""Name → what it says, and its buckets in seconds: the convention's, and longer ones."""
+
+
+# --- gauges --------------------------------------------------------------------------------------
+
+
+class Reading(NamedTuple):
+    gauge: str
+    """One of :data:`_GAUGES`."""
+
+    value: float
+    attribute: tuple[str, str] | None = None
+    """Its name and value."""
+
+
+Read = Callable[[], Iterable[Reading]]
+"""Called by the thread of an exporter."""
+
+
+class Unsent(Protocol):
+    """A buffer for one peer."""
+
+    full: bool
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Messages that wait for the peer, and bytes."""
+        ...
+
+
+outboxes: dict[Unsent, None] = {}
+"""The open buffers of this process."""
+
+
+def _read_outboxes() -> Iterator[Reading]:
+    each = [(outbox.waiting, outbox.full) for outbox in list(outboxes)]
+    yield Reading("waiting_messages", sum(waiting[0] for waiting, _ in each), ("for", "client"))
+    yield Reading("waiting", sum(waiting[1] for waiting, _ in each), ("for", "client"))
+    yield Reading("slow_clients", sum(full for _, full in each))
+
+
+_readers: dict[Read, None] = {}
+
+
+@contextmanager
+def observed(read: Read) -> Generator[None]:
+    """Let exporters read the gauges of a layer while the block runs. The readings of several layers
+    are added up.
+    """
+    for name in _GAUGES:
+        _gauge(name)
+    _readers[read] = None
+    try:
+        yield
+    finally:
+        del _readers[read]
+
+
+def _observations(name: str, options: CallbackOptions) -> Iterable[Observation]:
+    from opentelemetry.metrics import Observation
+
+    readers = list(_readers)
+    if not readers:
+        return
+    sums: dict[tuple[str, str] | None, float] = {}
+    for read in (_read_outboxes, *readers):
+        for reading in read():
+            if reading.gauge == name:
+                sums[reading.attribute] = sums.get(reading.attribute, 0) + reading.value
+    for attribute, value in sums.items():
+        yield Observation(value, dict([attribute]) if attribute is not None else {})
+
+
+_GAUGES = {
+    "attached": ("Sessions that are attached to a connection of this process", ""),
+    "streams": ("Connections and streams of this process on which a client can get events", ""),
+    "open_calls": ("Requests of this process that are not answered", ""),
+    "longest_call": ("The age of the oldest request that runs in this process", "s"),
+    "waiting_messages": ("Messages that wait in this process", ""),
+    "waiting": ("Bytes of the messages that wait in this process", "By"),
+    "slow_clients": ("Clients of this process whose buffer is full", ""),
+    "store_sessions": ("Sessions in the store", ""),
+    "store": ("Bytes that the store takes", "By"),
+    "store_away": ("The time for which the store is away from this process", "s"),
+}
+"""Name → what it says, and its unit."""
+
+
 _DESCRIPTIONS = {
     "sessions": "Sessions made",
     "ended": "Sessions over",
@@ -134,6 +302,26 @@ _DESCRIPTIONS = {
     "children_running": "Children of the wrapped server that there are",
     "children_over": "Children of the wrapped server that are no more",
 }
+
+
+@cache
+def _histogram(name: str) -> Histogram:
+    from opentelemetry.metrics import get_meter
+
+    description, buckets = _HISTOGRAMS[name]
+    return get_meter(SCOPE).create_histogram(
+        name, "s", description, explicit_bucket_boundaries_advisory=buckets
+    )
+
+
+@cache
+def _gauge(name: str) -> None:
+    from opentelemetry.metrics import get_meter
+
+    description, unit = _GAUGES[name]
+    get_meter(SCOPE).create_observable_gauge(
+        f"{SCOPE}.{name}", [partial(_observations, name)], unit, description
+    )
 
 
 @cache

@@ -19,9 +19,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from mcp_sessions import method_names
+from mcp_sessions import method_names, metrics
 from mcp_sessions.client import messages, reports
-from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure
+from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure, Link
 from mcp_sessions.client.reports import ConnectionLost, Loss, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.requests import PendingRequest, Questions, Requests
 from mcp_sessions.client.state import Runtime
@@ -228,6 +228,9 @@ class Application:
     _safe_tools: Recent[str, None] = field(init=False, default_factory=_no_tools)
     """Tools that may run again, by the server's lists."""
 
+    protocol_version: str | None = field(init=False, default=None)
+    """The version that is spoken with the server. None: it is not known yet."""
+
     why_ended: str | None = field(init=False, default=None)
     """Why its side was ended, and what to do, if not for the server's end."""
 
@@ -252,8 +255,19 @@ class Application:
     async def answer(self, pending: PendingRequest, code: int, text: str, data: Any = None) -> None:
         await self.conclude(pending, messages.error_answer(pending.app_id, code, text, data))
 
-    async def conclude(self, pending: PendingRequest, answer: Json) -> None:
+    async def conclude(
+        self, pending: PendingRequest, answer: Json, link: Link | None = None
+    ) -> None:
+        """Give the application an answer.
+
+        Args:
+            link: Where it came from; None: it is this client's own.
+        """
         if self.requests.done(pending):
+            if metrics.measures and pending.method != method_names.LISTEN:
+                seconds = self._runtime.clock() - pending.asked_at
+                attributes = _measured(pending, answer, link, self.protocol_version)
+                metrics.lasted(_DURATION, seconds, attributes)
             self.listens.remove(pending.app_id)
             await self.deliver({**answer, "id": pending.app_id})
             pending.settled.set()
@@ -338,6 +352,40 @@ class Application:
             value = _called("on_resume", self._callbacks.on_resume, outcome)
             if value is not None:
                 await _finished("on_resume", value)
+
+
+_DURATION = "mcp.client.operation.duration"
+_NETWORKS = {"http": ("tcp", "http"), "websocket": ("tcp", "websocket"), "stdio": ("pipe", None)}
+
+
+def _measured(
+    pending: PendingRequest, answer: Json, link: Link | None, version: str | None
+) -> dict[str, str]:
+    """Return the attributes of a duration, as OpenTelemetry's conventions for MCP have them. The
+    time of an outage is a part of it.
+    """
+    method, error = pending.method, members_of(answer.get("error"))
+    measured = {"mcp.method.name": method}
+    name = name_in(method, pending.message.get("params"))
+    if name is not None and method == method_names.CALL_TOOL:
+        measured |= {"gen_ai.tool.name": name, "gen_ai.operation.name": "execute_tool"}
+    elif name is not None and method == method_names.GET_PROMPT:
+        measured["gen_ai.prompt.name"] = name
+    if "error" in answer:
+        code = str(error.get("code"))
+        measured["error.type"] = code
+        if link is not None:
+            measured["rpc.response.status_code"] = code
+    elif members_of(answer.get("result")).get("isError") is True:
+        measured["error.type"] = "tool_error"
+    transport, protocol = _NETWORKS.get(link.kind, (None, None)) if link else (None, None)
+    if version is not None:
+        measured["mcp.protocol.version"] = version
+    if transport is not None:
+        measured["network.transport"] = transport
+    if protocol is not None:
+        measured["network.protocol.name"] = protocol
+    return measured
 
 
 def _called(

@@ -16,7 +16,7 @@ from typing import cast
 import anyio
 import anyio.to_thread
 
-from mcp_sessions import method_names
+from mcp_sessions import method_names, metrics
 from mcp_sessions.client import messages, reports
 from mcp_sessions.client.application import Application, Callbacks, everything
 from mcp_sessions.client.connection_loss import Recovery, Way
@@ -106,6 +106,7 @@ class ResumingClient:
             if saved is not None:
                 self._peer.restore(saved)
                 self._jar_content = saved
+        metrics.look_for_provider()
         self._runtime.tasks.start_soon(self._keep_house)
 
     async def close(self) -> None:
@@ -120,6 +121,7 @@ class ResumingClient:
         if self._slot is not None:
             await self._save()
             await anyio.to_thread.run_sync(self._slot.close)
+        self._peer.sessions.closed()
         self._state.apply(LinkChange.END)
 
     async def _keep_house(self) -> None:
@@ -507,5 +509,6 @@ class ResumingClient:
             if session is not None and session.open_calls.answered(pending.message, result):
                 # The process may be killed while its user thinks.
                 await self._save()
-        await app.conclude(pending, message)
+        app.protocol_version = peer.headers().get("mcp-protocol-version")
+        await app.conclude(pending, message, link)
         self._sender.listen_ended(pending)

@@ -23,6 +23,7 @@ Rules that must hold, and that ``tests/client/test_sessions.py`` owns:
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -30,7 +31,7 @@ from typing import cast
 
 import anyio
 
-from mcp_sessions import method_names
+from mcp_sessions import method_names, metrics
 from mcp_sessions.client import messages
 from mcp_sessions.client.dialer import LinkSettings
 from mcp_sessions.client.jar import OpenCalls, SavedSession
@@ -54,6 +55,9 @@ from mcp_sessions.errors import SESSION_DETACHED, SESSION_NOT_FOUND
 from mcp_sessions.ids import digest
 
 logger = logging.getLogger(__name__)
+
+_LOST = "session_lost"
+"""The error of a session that its client did not end."""
 
 _ENDED_KEPT = 256
 """Sessions that ended, of which a late event may still arrive."""
@@ -100,6 +104,9 @@ class Session(SessionView):
 
     is_withheld: bool = False
     """The connection lost its place: what comes is not passed on (ATT10)."""
+
+    since: float = field(default_factory=time.monotonic)
+    """When this client began with it."""
 
     _decided: anyio.Event | None = None
     """Set when our own ``session/resume`` of it was judged; None: none is under way."""
@@ -215,6 +222,7 @@ class Sessions:
         self.standing = Standing.HERE
         self._ended = Recent[str, None](_ENDED_KEPT)
         self._taking: dict[PendingRequest, str | None] = {}
+        self.protocol_version: str | None = None
 
     @property
     def is_manager(self) -> bool:
@@ -242,7 +250,7 @@ class Sessions:
         """Forget the client's own session, with its position (CLI5)."""
         own = self.own
         if own is not None:
-            del self._table[own.session_id]
+            self._over(self._table.pop(own.session_id), _LOST)
 
     def attached(self) -> Iterator[Session]:
         """Iterate the application's sessions to resume after a loss: the current one last, so that
@@ -376,13 +384,13 @@ class Sessions:
 
     def ended(self, session_id: str) -> None:
         """Note that the application ended the session (ASC17)."""
-        self._forget(session_id)
+        self._forget(session_id, None)
         if self.current == session_id:
             self.current, self.standing = None, Standing.HERE
 
     def gone(self, session_id: str) -> None:
         """Note that the session ended outside of this client, or expired (ASC17)."""
-        self._forget(session_id)
+        self._forget(session_id, _LOST)
         if self.current == session_id:
             self.standing = Standing.GONE
 
@@ -398,9 +406,24 @@ class Sessions:
         held.withhold()
         self.left(held.session_id)
 
-    def _forget(self, session_id: str) -> None:
-        self._table.pop(session_id, None)
+    def closed(self) -> None:
+        """Note that the client closes. It is over with all sessions, also those that live on."""
+        for held in self._table.values():
+            self._over(held, None)
+
+    def _forget(self, session_id: str, error: str | None) -> None:
+        held = self._table.pop(session_id, None)
+        if held is not None:
+            self._over(held, error)
         self._ended.keep(session_id, None)
+
+    def _over(self, session: Session, error: str | None) -> None:
+        """Measure for how long this client had a session."""
+        if metrics.measures:
+            said = {"error.type": error, "mcp.protocol.version": self.protocol_version}
+            attributes = {name: value for name, value in said.items() if value is not None}
+            seconds = time.monotonic() - session.since
+            metrics.lasted("mcp.client.session.duration", seconds, attributes)
 
 
 class KnownServer:
@@ -478,7 +501,7 @@ class KnownServer:
         self.abilities, self.has_said = abilities(result.get("capabilities")), True
         version = result.get("protocolVersion")
         if isinstance(version, str) and is_sendable(version):
-            self.protocol_version = version
+            self.protocol_version = self.sessions.protocol_version = version
 
     def note_no_sessions(self) -> None:
         self.sessions.leave()

@@ -25,6 +25,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from types import FrameType
 
+from mcp_sessions import metrics
 from mcp_sessions.background import Background
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import DEFAULT_GRACE
@@ -35,7 +36,9 @@ from mcp_sessions.serve.uvicorn_server import DrainingServer
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
+from mcp_sessions.server.dispatch.gauges import Gauges
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
+from mcp_sessions.server.reporting.store_watch import StoreWatch
 from mcp_sessions.server.requests.blocking import watched_loop
 from mcp_sessions.server.requests.silence import LongSilences
 from mcp_sessions.server.requests.tasks import Tasks
@@ -149,6 +152,8 @@ class Lifespan:
         handlers: ClusterHandlers,
         lifecycle: Lifecycle,
         silences: LongSilences,
+        gauges: Gauges,
+        store_watch: StoreWatch,
         broadcaster: ChangeBroadcaster,
         draining: Draining,
         tasks: Tasks | None,
@@ -160,6 +165,7 @@ class Lifespan:
         self._handlers = handlers
         self._lifecycle = lifecycle
         self._silences = silences
+        self._gauges, self._store_watch = gauges, store_watch
         self._broadcaster = broadcaster
         self._draining, self._availability = draining, draining.availability
         self._background = Background()
@@ -181,6 +187,7 @@ class Lifespan:
         except RuntimeError:
             raise ConfigurationError("a SessionLayer runs on asyncio, not on trio") from None
         self._was_entered = self._availability.is_running = True
+        metrics.look_for_provider()
         await self.open_store()
         self._preparation.warn()
         try:
@@ -189,6 +196,7 @@ class Lifespan:
                 await self._bus.join(self._handlers)
                 background = self._background
                 background.loop("the rounds over expired sessions", self._lifecycle.run)
+                background.loop("the watch over the store", self._store_watch.run)
                 background.loop("the rounds over watched streams", self._bus.run)
                 background.loop("the rounds over silent calls", self._silences.run)
                 signals = StopSignals(self._leave)
@@ -196,7 +204,7 @@ class Lifespan:
                 if self._tasks is not None:
                     background.loop("the rounds over tasks", self._tasks.run)
                 try:
-                    with watched_loop():
+                    with watched_loop(), metrics.observed(self._gauges.read):
                         yield
                 finally:
                     signals.close()

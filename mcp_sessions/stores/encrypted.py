@@ -55,7 +55,7 @@ from mcp_sessions.stores.contract import SessionStore, StateConflict
 from mcp_sessions.stores.exchange import Exchange, ExchangeListener
 from mcp_sessions.stores.limits import check_data, check_state, text_size
 from mcp_sessions.stores.memory.tables import json_size
-from mcp_sessions.stores.probe import probe
+from mcp_sessions.stores.probe import StoreSize, measure, probe
 from mcp_sessions.stores.records import (
     Admitted,
     Appended,
@@ -185,6 +185,10 @@ class EncryptedStore:
         if now is not None and await self.inner.made(now=None) is None:
             await self._note_key()
         return await self.inner.made(now=now)
+
+    async def size(self) -> StoreSize | None:
+        """See :class:`~mcp_sessions.stores.probe.Sized`."""
+        return await measure(self.inner)
 
     async def probe(self) -> None:
         """See :class:`~mcp_sessions.stores.probe.Probed`."""

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
@@ -53,6 +53,28 @@ class Made(Described, Protocol):
     async def open_if_made(self, policy: SessionPolicy) -> bool:
         """Open it as ``open`` does, and make nothing. Return whether it was made."""
         ...
+
+
+class StoreSize(NamedTuple):
+    sessions: int
+    bytes: int | None = None
+    """What it takes on disk, or in the memory of its server. None: unknown."""
+
+
+@runtime_checkable
+class Sized(Protocol):
+    async def size(self) -> StoreSize | None:
+        """Ask for its size, in a step that reads no session. None: it is unknown.
+
+        Raises:
+            StoreUnavailable: It is away, or refuses.
+        """
+        ...
+
+
+async def measure(store: SessionStore) -> StoreSize | None:
+    """Return the size of a store; None: it is unknown."""
+    return await store.size() if isinstance(store, Sized) else None
 
 
 async def probe(store: SessionStore, *, now: float) -> None:

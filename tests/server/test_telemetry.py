@@ -7,6 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mcp_sessions import metrics
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -132,3 +136,65 @@ def test_without_a_provider_nothing_is_recorded() -> None:
     """No exporter, no cost: the server is not wrapped, and the counters are the API's own."""
     seen = notified("bare")
     assert (seen["spans"], seen["points"]) == ([], [])
+
+
+LASTED, SESSION = "mcp.server.operation.duration", "mcp.server.session.duration"
+
+
+def test_each_request_and_each_session_is_measured_in_the_names_of_the_convention() -> None:
+    """OpenTelemetry's conventions for MCP. A session names no network: it may use several."""
+    network = {"network.transport": "tcp", "network.protocol.name": "http"}
+    version = {"mcp.protocol.version": "2025-11-25"}
+    tool = {"mcp.method.name": "tools/call", "gen_ai.operation.name": "execute_tool"}
+    expected: list[list[Any]] = [
+        [LASTED, {"mcp.method.name": "initialize"} | network | version, 2],
+        [LASTED, tool | {"gen_ai.tool.name": "echo"} | network | version, 2],
+        [LASTED, {"mcp.method.name": "session/start"} | network | version, 3],
+        [LASTED, tool | {"gen_ai.tool.name": "tell"} | network | version, 6],
+        [LASTED, {"mcp.method.name": "session/resume"} | network | version, 2],
+        [LASTED, {"mcp.method.name": "session/end"} | network | version, 1],
+        [SESSION, version, 5],
+    ]
+    assert sorted(notified()["durations"], key=str) == sorted(expected, key=str)
+
+
+def test_a_name_that_a_client_invents_is_no_value_of_an_attribute() -> None:
+    """Each would be a time series, for ever."""
+    seen = notified("invented")["durations"]
+    assert "invented" not in json.dumps(seen)
+    found = [
+        (said["mcp.method.name"], said.get("gen_ai.tool.name"), said.get("error.type"), count)
+        for _, said, count in seen
+    ]
+    assert sorted(found, key=str) == [
+        ("initialize", None, None, 1),
+        ("tools/call", None, "0", 3),
+        ("unknown", None, "-32601", 3),
+    ]
+
+
+def test_the_gauges_say_what_is_there_when_an_exporter_asks() -> None:
+    """A call has run for 40 seconds; a stream is open, and two sessions are in the store."""
+    found = {
+        (name.removeprefix("mcp_sessions."), *said.values()): value
+        for name, said, value in notified("open")["gauges"]
+    }
+    assert {name: value for name, value in found.items() if value} == {
+        ("attached", "http"): 1,
+        ("streams", "http"): 1,
+        ("open_calls",): 1,
+        ("longest_call",): 40,
+        ("store_sessions", "memory"): 2,
+    }
+    # What there is none of is 0, so that an alert has a value.
+    assert found["slow_clients",] == found["waiting", "client"] == found["streams", "stdio"] == 0
+    assert ("store_away", "memory") not in found
+
+
+def test_an_attribute_has_a_bounded_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_values", dict[str, set[str]]())
+    found = [metrics.bounded("gen_ai.tool.name", f"tool {number}") for number in range(150)]
+    assert found[:100] == [f"tool {number}" for number in range(100)]
+    assert set(found[100:]) == {"_OTHER"}
+    assert metrics.bounded("gen_ai.tool.name", "tool 7") == "tool 7"
+    assert metrics.bounded("error.type", "tool 120") == "tool 120"

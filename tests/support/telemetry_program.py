@@ -1,9 +1,10 @@
 """A layer under OpenTelemetry's SDK, in a process of its own: providers are set once for all.
 
-Prints one JSON object: the spans and the counters of what it did. With ``bare`` nothing is
-set up, and it prints which of OpenTelemetry's instruments were made real. With ``failing`` it
-does something else: work of the library's own fails, that nobody awaits. With ``conversation``
-the requests are of a host's conversation, and the audit is on.
+Prints one JSON object: the spans, the counters and the durations of what it did. With ``bare``
+nothing is set up, and it prints which of OpenTelemetry's instruments were made real. With
+``failing`` it does something else: work of the library's own fails, that nobody awaits. With
+``conversation`` the requests are of a host's conversation, and the audit is on. With ``open`` it
+prints the gauges while things are open. With ``invented`` a client invents names.
 """
 
 import asyncio
@@ -15,7 +16,12 @@ from typing import Any
 
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import (
+    Gauge,
+    HistogramDataPoint,
+    InMemoryMetricReader,
+    NumberDataPoint,
+)
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -32,6 +38,8 @@ from tests.support.world import world
 
 UPDATED = "notifications/resources/updated"
 
+
+reader = InMemoryMetricReader()
 
 audited: list[list[Any]] = []
 """Of each line of the audit: its session, and its trace."""
@@ -118,15 +126,71 @@ async def command() -> dict[str, Any]:
         return {"session": digest(session_id), "id": session_id}
 
 
+async def open_things() -> dict[str, Any]:
+    """A call runs, a stream is open, a session is attached to it, and a client reads nothing."""
+    async with world(store=MemoryStore()) as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        await client.start()
+        sent = await w.waits(client.call("wait", gate="g"), "g")
+        w.clock.advance(40)
+        await w.inside.lifecycle.measure()
+        found = read_by(reader)["gauges"]
+        w.box.gate("g").go.set()
+        await sent.result()
+        stream.leave()
+        return {"gauges": found}
+
+
+async def invented() -> dict[str, Any]:
+    """Methods and tools of which a client says that there are some."""
+    async with world() as w:
+        client = await w.connected()
+        for number in range(3):
+            await client.error(f"invented/{number}")
+            await client.error("tools/call", {"name": f"invented {number}"})
+        return {}
+
+
+Points = list[list[Any]]
+
+
+def read_by(reader: InMemoryMetricReader) -> dict[str, Points]:
+    """The counters, the gauges and the durations: of each its name, attributes and value; of a
+    duration the number of values.
+    """
+    found: dict[str, Points] = {"points": [], "gauges": [], "durations": []}
+    read = reader.get_metrics_data()
+    for resource in read.resource_metrics if read is not None else ():
+        for scope in resource.scope_metrics:
+            if scope.scope.name != "mcp_sessions":
+                continue
+            for metric in scope.metrics:
+                for point in metric.data.data_points:
+                    kind = "gauges" if isinstance(metric.data, Gauge) else "points"
+                    said: list[Any] = [metric.name, dict(point.attributes or {})]
+                    if isinstance(point, HistogramDataPoint):
+                        found["durations"].append([*said, point.count])
+                    elif isinstance(point, NumberDataPoint):
+                        found[kind].append([*said, point.value])
+    return found
+
+
 def main() -> None:
     bare = sys.argv[1:] == ["bare"]
-    stories = {"failing": failing, "conversation": conversation, "command": command}
+    stories = {
+        "failing": failing,
+        "conversation": conversation,
+        "command": command,
+        "invented": invented,
+        "open": open_things,
+    }
     notify = stories.get(" ".join(sys.argv[1:]), story)
     audit = logging.getLogger("mcp_sessions.audit")
     audit.addHandler(Kept())
     if notify is conversation:
         audit.setLevel(logging.INFO)
-    spans, reader = InMemorySpanExporter(), InMemoryMetricReader()
+    spans = InMemorySpanExporter()
     if not bare:
         tracing = TracerProvider()
         tracing.add_span_processor(SimpleSpanProcessor(spans))
@@ -136,19 +200,10 @@ def main() -> None:
     loop = None if notify is command else VirtualTimeLoop
     with asyncio.Runner(loop_factory=loop) as runner:
         names = runner.run(notify())
-    read = reader.get_metrics_data()
-    points = [
-        [metric.name, dict(point.attributes or {}), getattr(point, "value", None)]
-        for resource in (read.resource_metrics if read is not None else ())
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-        for point in metric.data.data_points
-        if scope.scope.name == "mcp_sessions"
-    ]
     finished = spans.get_finished_spans()
     seen = [[span.name, dict(span.attributes or {})] for span in finished]
     traces = [f"{span.context.trace_id:032x}" for span in finished if span.context is not None]
-    sys.stdout.write(json.dumps({**names, "spans": seen, "points": points, "traces": traces}))
+    sys.stdout.write(json.dumps({**read_by(reader), **names, "spans": seen, "traces": traces}))
 
 
 if __name__ == "__main__":

@@ -88,6 +88,10 @@ class Outbox:
     def is_taken(self) -> bool:
         return not (self.closed or self._is_writing)
 
+    @property
+    def waiting(self) -> tuple[int, int]:
+        return len(self._buffer), self._size
+
     def push(self, chunk: bytes, origin: SessionId | None = None) -> None:
         if self.closed or self._finished:
             return
@@ -188,6 +192,7 @@ class Outbox:
             interval: Seconds.
         """
         silence = Silence(self._loop, interval, self.wake) if idle is not None else None
+        metrics.outboxes[self] = None
         try:
             while True:
                 self._wake.clear()
@@ -224,6 +229,8 @@ class Outbox:
                         continue
                 await self._wake.wait()
         finally:
+            # It empties once.
+            del metrics.outboxes[self]
             if silence is not None:
                 silence.end()
 

@@ -370,6 +370,9 @@ class Calls(Generic[R]):
         self.has_ended = False
         """It has drained: no request is begun any more, wherever it came from."""
 
+        self.opened = 0
+        """The calls that are open."""
+
         self._load: dict[Hashable, int] = {}
         self._by_id: dict[ConnectionId, dict[RequestId, list[Call]]] = {}
         self._running: dict[R, None] = {}
@@ -435,6 +438,7 @@ class Calls(Generic[R]):
         if call.load is not None:
             self._load[call.load] = self._load.get(call.load, 0) + 1
         call.is_open = True
+        self.opened += 1
         if connection is None:
             return
         if same is not None:
@@ -458,6 +462,7 @@ class Calls(Generic[R]):
         if not call.is_open:
             return
         call.is_open = False
+        self.opened -= 1
         # Its work knows its calls: otherwise both wait for the garbage collector.
         call.work = call.earlier = None
         if call.load is not None:
@@ -488,6 +493,7 @@ class Calls(Generic[R]):
         another process.
         """
         call.is_open = True
+        self.opened += 1
         if call.load is not None:
             self._load[call.load] = self._load.get(call.load, 0) + 1
 

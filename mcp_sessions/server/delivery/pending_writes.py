@@ -118,7 +118,13 @@ class PendingWrites:
 
     @property
     def size(self) -> int:
-        return sum(each.size for each in self._writes.values())
+        return sum(each.size for each in list(self._writes.values()))
+
+    @property
+    def count(self) -> int:
+        """The number of writes that wait: each step of a log is one."""
+        waiting = list(self._writes.values())
+        return sum(len(one.steps) if isinstance(one, _WaitingLog) else 1 for one in waiting)
 
     async def settle(
         self,

@@ -118,5 +118,23 @@ class History:
     def _write(self, end: SessionEnd, record: SessionRecord | None) -> None:
         mode = end.mode.value if end.mode is not None else "unknown"
         metrics.session_ended(mode, end.reason.kind)
+        if metrics.measures and end.age is not None:
+            metrics.lasted(_DURATION, end.age, _attributes(end, record))
         logger.info("session %s ended: %s", end.session, end)
         self._audit.session_ended(end, record.principal if record is not None else None)
+
+
+_DURATION = "mcp.server.session.duration"
+
+
+def _attributes(end: SessionEnd, record: SessionRecord | None) -> dict[str, str]:
+    """Return the attributes of its duration. It has an error if neither its client, an operator nor
+    time ended it. A session may use several networks, so it names none.
+    """
+    found: dict[str, str] = {}
+    peer = record.client.peer if record is not None else None
+    if peer is not None:
+        found["mcp.protocol.version"] = peer.protocol_version
+    if end.reason in (EndReason.LIMIT, EndReason.EMPTIED, EndReason.LOST):
+        found["error.type"] = end.reason.value
+    return found

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
+from mcp_sessions import metrics
 from mcp_sessions.background import report
 from mcp_sessions.core.client_description import outlined
 from mcp_sessions.core.ends import EndReason, StoreMade
@@ -79,12 +80,14 @@ class Lifecycle:
         history: History,
         session_ended: OnSessionEnd,
         binds: bool,
+        measure: Callable[[], Awaitable[None]],
     ) -> None:
         self._store, self._bus = replica.store, replica.bus
         self._policy, self._clock, self._stories = replica.policy, replica.clock, replica.stories
         self._connections, self._attachments = delivery.connections, delivery.attachments
         self._pending_writes, self._runner, self._sealed = delivery.pending_writes, runner, sealed
         self._history, self._session_ended, self._binds = history, session_ended, binds
+        self._measure = measure
         # The store hands each record out once.
         self._ended: deque[SessionRecord] = deque()
         self._made_at = self._clock()
@@ -242,6 +245,7 @@ class Lifecycle:
             try:
                 await self.round()
                 await self.tell()
+                await self.measure()
                 if self._clock() - slept_at >= pause:
                     await self.sleep()
                     slept_at = self._clock()
@@ -256,6 +260,16 @@ class Lifecycle:
         """
         self._long_ones.look()
         await self._stories.write()
+
+    async def measure(self) -> None:
+        """Ask the store for its size, if anybody reads metrics.
+
+        Raises:
+            StoreUnavailable: The next round asks again.
+        """
+        metrics.look_for_provider()
+        if metrics.measures:
+            await self._measure()
 
     async def settle(self) -> None:
         """Note the ends that no round has noted yet. The layer stops, and waits for no store that

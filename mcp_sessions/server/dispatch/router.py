@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from mcp_sessions import method_names
+from mcp_sessions import method_names, metrics
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import Answer, NotNamed, error_body, result_message, wire_error
 from mcp_sessions.core.visibility import Visibility
@@ -136,7 +136,7 @@ class Router:
 
     async def request(self, request: Message, inbound: Inbound) -> None:
         stages, call = self._stages_of(request, inbound), Call(request, inbound)
-        if not self._audited.logger.level:
+        if not (self._audited.logger.level or metrics.measures):
             await self._through(stages, call)
             return
         try:

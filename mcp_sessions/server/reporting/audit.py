@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from opentelemetry import propagate, trace
 
-from mcp_sessions import method_names
+from mcp_sessions import method_names, metrics
 from mcp_sessions.core.conversation_keys import ConversationKey
 from mcp_sessions.core.ends import SessionEnd
 from mcp_sessions.core.message import Message
@@ -29,7 +29,7 @@ from mcp_sessions.errors import REQUEST_CANCELLED, NotBegun, StoreUnavailable
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.server.reporting.loggable import KnownNames, loggable_name
+from mcp_sessions.server.reporting.loggable import KnownNames, loggable_method, loggable_name
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger("mcp_sessions.audit")
@@ -39,6 +39,19 @@ _PROTOCOLS = {"http", "websocket"}
 _STARTED, _ENDED = "mcp_sessions.session.started", "mcp_sessions.session.ended"
 _DENIED = "mcp_sessions.denied"
 _VERSION = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_UNKNOWN = "unknown"
+_DURATION = "mcp.server.operation.duration"
+_MEASURED = (
+    "mcp.method.name",
+    "gen_ai.tool.name",
+    "gen_ai.prompt.name",
+    "error.type",
+    "rpc.response.status_code",
+    "mcp.protocol.version",
+    "network.protocol.name",
+    "network.transport",
+)
+"""Attributes of a duration, as OpenTelemetry's conventions for MCP have them."""
 
 
 class Audit:
@@ -59,7 +72,8 @@ class Audit:
         modern: bool,
         found: Found | None,
     ) -> AuditEntry | None:
-        """Begin the record of a request; None: nothing is recorded.
+        """Begin the record of a request; None: nothing is recorded. While the audit is off, only
+        its duration is measured.
 
         Args:
             transport: ``http``, ``websocket``, ``stdio`` or ``memory``.
@@ -67,19 +81,23 @@ class Audit:
             version: Of the protocol.
             found: What the stages of its path find; None: it takes no path.
         """
-        if not logger.isEnabledFor(logging.INFO):
+        is_on = self._is_on()
+        if not (is_on or metrics.measures):
             return None
         members: dict[str, Any] = {}
         if _VERSION.fullmatch(version):
             members["mcp.protocol.version"] = version
-        members["mcp_sessions.era"] = "modern" if modern else "handshake"
         members["network.transport"] = "tcp" if transport in _PROTOCOLS else "pipe"
         if transport in _PROTOCOLS:
             members["network.protocol.name"] = transport
+        name = loggable_name(message.params)
+        entry = AuditEntry(self, members, message.method, name=name, is_on=is_on)
+        if not is_on:
+            return entry
+        members["mcp_sessions.era"] = "modern" if modern else "handshake"
         if client is not None:
             members["client.address"] = client
         members |= self._identity(principal)
-        entry = AuditEntry(self, members, message.method, name=loggable_name(message.params))
         entry.follow(found)
         if message.about is not None:
             # Before it is known whether there is one: whoever tries others' ids is seen.
@@ -165,13 +183,20 @@ class Found(Protocol):
 
 class AuditEntry:
     __slots__ = (
-        "_audit", "_begun", "_error", "_found", "_is_written", "_members", "_method", "_name",
+        "_audit", "_begun", "_error", "_found", "_is_on", "_is_written", "_members", "_method",
+        "_name",
     )  # fmt: skip
 
     def __init__(
-        self, audit: Audit, members: dict[str, Any], method: str, *, name: str | None
+        self,
+        audit: Audit,
+        members: dict[str, Any],
+        method: str,
+        *,
+        name: str | None,
+        is_on: bool,
     ) -> None:
-        self._audit = audit
+        self._audit, self._is_on = audit, is_on
         self._method = method
         self._name = name
         self._members = members
@@ -232,15 +257,30 @@ class AuditEntry:
         self._look(found)
         outcome = _outcome(self._error, is_awaited=is_awaited)
         seconds = time.perf_counter() - self._begun
+        what = self._what()
+        if metrics.measures:
+            self._measured(seconds, what)
+        if not self._is_on:
+            return
         members = {
-            **self._what(),
+            **what,
             **self._members,
             "mcp_sessions.outcome": outcome,
             **self._error,
-            "mcp.server.operation.duration": round(seconds, 6),
+            _DURATION: round(seconds, 6),
         }
         method = members["mcp.method.name"]
         logger.info("%s %s %.0f ms", method, outcome, seconds * 1000, extra=members)
+
+    def _measured(self, seconds: float, what: Mapping[str, Any]) -> None:
+        said = {**what, **self._members, **self._error}
+        measured = {name: str(said[name]) for name in _MEASURED if name in said}
+        if loggable_method(self._method) != self._method:
+            # What a server serves beside the protocol may be anything.
+            measured["mcp.method.name"] = _UNKNOWN
+        if self._method == method_names.CALL_TOOL:
+            measured["gen_ai.operation.name"] = "execute_tool"
+        metrics.lasted(_DURATION, seconds, measured)
 
     def _look(self, found: Found | None) -> None:
         if found is None:
@@ -257,7 +297,7 @@ class AuditEntry:
         known, method = self._audit.known, self._method
         if known.method(method) is None:
             unknown = digest(self._audit.security.pseudonym(method))
-            return {"mcp.method.name": "unknown", "mcp_sessions.unknown": unknown}
+            return {"mcp.method.name": _UNKNOWN, "mcp_sessions.unknown": unknown}
         members = {"mcp.method.name": method}
         if self._name is not None and method in _NAMES:
             name = known.name(method, self._name)

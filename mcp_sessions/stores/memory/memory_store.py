@@ -42,6 +42,7 @@ from mcp_sessions.stores.limits import (
 from mcp_sessions.stores.memory.memory_events import EventsInMemory
 from mcp_sessions.stores.memory.tables import Expiring, MemorySession, Owner, Tables, json_size
 from mcp_sessions.stores.memory.whole_in_memory import session_of, whole_of
+from mcp_sessions.stores.probe import StoreSize
 from mcp_sessions.stores.record_changes import (
     RecordChange,
     RenewEvents,
@@ -114,6 +115,9 @@ class MemoryStore(EventsInMemory, Expiring, EndsInMemory):
 
     async def open(self, policy: SessionPolicy) -> None:
         self._serve(policy)
+
+    async def size(self) -> StoreSize:
+        return StoreSize(len(self._sessions))
 
     async def close(self) -> None:
         self._sessions.clear()

@@ -23,6 +23,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from mcp_sessions.errors import ConfigurationError, StoreRefused, StoreUnavailable
+from mcp_sessions.stores.outage import Outage
 
 _T = TypeVar("_T")
 
@@ -115,6 +116,7 @@ class PostgresLink:
         self.name = f"Postgres at {parts.hostname or 'localhost'}:{parts.port or 5432}"
         self._pool: asyncpg.Pool[Any] | None = None
         self._opening = asyncio.Lock()
+        self.outage = Outage("postgres")
         self._failed: StoreUnavailable | None = None
         self._rests_until = 0.0
         self._is_closed = False
@@ -188,6 +190,7 @@ class PostgresLink:
                 return self._pool
             loop = asyncio.get_running_loop()
             if self._failed is not None and loop.time() < self._rests_until:
+                self.outage.failed(self._failed)
                 raise type(self._failed)(*self._failed.args)
             try:
                 async with asyncio.timeout(self.timeout):
@@ -259,9 +262,16 @@ class PostgresLink:
             pool.terminate()
 
     def explained(self, failed: BaseException) -> StoreUnavailable:
-        """The error for the caller. A server's text may quote a value, so it is left out."""
+        """Count a failure; the error for the caller. A server's text may quote a value, so it is
+        left out.
+        """
         if isinstance(failed, asyncpg.UniqueViolationError):
             return SomebodyWasFirst(f"{self.name} has a row of another process")
+        explained = self._explained(failed)
+        self.outage.failed(explained)
+        return explained
+
+    def _explained(self, failed: BaseException) -> StoreUnavailable:
         if isinstance(failed, TimeoutError):
             return StoreUnavailable(f"{self.name} did not answer within {self.timeout:g} s")
         code = getattr(failed, "sqlstate", None)

@@ -17,7 +17,7 @@ from mcp_sessions.stores.postgres import schema
 from mcp_sessions.stores.postgres.postgres_engine import PostgresEngine
 from mcp_sessions.stores.postgres.postgres_exchange import PostgresExchange
 from mcp_sessions.stores.postgres.postgres_link import TIMEOUT, PostgresLink, split_url
-from mcp_sessions.stores.probe import EngineFacts
+from mcp_sessions.stores.probe import EngineFacts, StoreSize
 from mcp_sessions.stores.shared_clock import SharedClock
 from mcp_sessions.stores.sql.sql_store import SqlStore
 
@@ -72,6 +72,7 @@ class PostgresStore(SqlStore):
         self._link = PostgresLink(plain, named, seconds)
         self._clock = SharedClock(self._time, clock)
         super().__init__(PostgresEngine(self._link))
+        self.outage = self._link.outage
         self.exchange: Exchange | None = PostgresExchange(self._link, self.claim)
 
     async def open(self, policy: SessionPolicy) -> None:
@@ -127,6 +128,14 @@ class PostgresStore(SqlStore):
         if isinstance(self.exchange, PostgresExchange):
             await self.exchange.close()
         await self._link.close()
+
+    async def size(self) -> StoreSize:
+        ((sessions, size),) = await self._link.fetch(
+            "SELECT c.sessions, (SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class"
+            " WHERE relnamespace = to_regnamespace($1) AND relkind = 'r') FROM counted c",
+            self._link.schema,
+        )
+        return StoreSize(sessions, size)
 
     async def probe(self) -> None:
         await self._link.fetch(

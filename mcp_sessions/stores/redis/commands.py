@@ -12,12 +12,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from mcp_sessions import metrics
 from mcp_sessions.core.life import idle_times, longest_life
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.outage import Outage
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.redis.record_codec import (
     NOTHING,
@@ -71,6 +71,7 @@ class Commands:
         self._peers = Peers()
         self._clock = SharedClock(self._time, clock)
         self._all = f"{{{namespace}}}:all"
+        self.outage = Outage(NAME)
 
     # --- one session ---------------------------------------------------------------------
 
@@ -141,8 +142,8 @@ class Commands:
                 return await self._link.call("EVAL", script.text, len(keys), *keys, *args)
         except ResponseError as refused:
             raise self._refused(refused, keys[0]) from refused
-        except StoreUnavailable:
-            metrics.store_failed(NAME)
+        except StoreUnavailable as failed:
+            self.outage.failed(failed)
             raise
 
     async def _command(self, *args: Value) -> ScriptAnswer:
@@ -150,15 +151,17 @@ class Commands:
             return await self._link.call(*args)
         except ResponseError as refused:
             raise self._refused(refused, str(args[1]) if len(args) > 1 else "") from refused
-        except StoreUnavailable:
-            metrics.store_failed(NAME)
+        except StoreUnavailable as failed:
+            self.outage.failed(failed)
             raise
 
     def _refused(self, refused: ResponseError, key: str) -> Exception:
         if str(refused).startswith("EVENTIDS"):
             return OverflowError("this event log has issued its last id")
-        metrics.store_failed(NAME)
-        return unavailable(refused, self._link.server, key=key if self._namespace in key else None)
+        named = key if self._namespace in key else None
+        failed = unavailable(refused, self._link.server, key=named)
+        self.outage.failed(failed)
+        return failed
 
 
 UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError)

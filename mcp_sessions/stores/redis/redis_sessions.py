@@ -180,13 +180,18 @@ class Sleepers(Lists):
         return await self._evict_some(members, limit, args, now)
 
     async def _has_at_most(self, most: int) -> bool:
-        """Whether all that is in Redis is no more than so many bytes: then no part of it is more.
-        In a cluster only one node would answer.
+        """Whether all that is in Redis is no more than so many bytes: then no part of it is
+        more.
         """
+        used = await self._used_memory()
+        return used is not None and used <= most
+
+    async def _used_memory(self) -> int | None:
+        """Bytes of all that is in Redis; None: unknown. In a cluster only one node would answer."""
         if not isinstance(self._link, RedisLink):
-            return False
+            return None
         found = _USED.search(of_kind(bytes, await self._command("INFO", "memory")))
-        return found is not None and int(found[1]) <= most
+        return int(found[1]) if found is not None else None
 
     @readable
     async def sleep(self, *, now: float) -> None:

@@ -39,9 +39,10 @@ from mcp_sessions.core.life import idle_times
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.exchange import Exchange
-from mcp_sessions.stores.probe import EngineFacts
+from mcp_sessions.stores.probe import EngineFacts, StoreSize
 from mcp_sessions.stores.redis.commands import NAME
 from mcp_sessions.stores.redis.pubsub import RedisExchange
+from mcp_sessions.stores.redis.record_codec import of_kind
 from mcp_sessions.stores.redis.redis_belongings import BelongingsInRedis
 from mcp_sessions.stores.redis.redis_connection import (
     TIMEOUT,
@@ -195,6 +196,13 @@ class RedisStore(LivesInRedis, EventsInRedis, BelongingsInRedis, WholeInRedis):
             logger.warning(
                 "this Redis does not report its replication id: lost writes go unnoticed"
             )
+
+    async def size(self) -> StoreSize:
+        """The sessions of its namespace, and the memory of the whole Redis; of a cluster only the
+        former.
+        """
+        sessions = await self._command("ZCARD", self._all)
+        return StoreSize(of_kind(int, sessions), await self._used_memory())
 
     async def probe(self) -> None:
         """Probe the server; of a cluster, one node."""

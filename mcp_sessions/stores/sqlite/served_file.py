@@ -16,10 +16,12 @@ from mcp_sessions.errors import (
     StoreRefused,
 )
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.probe import StoreSize
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sqlite.checkpointing import WriteAheadLog, committed_length
 from mcp_sessions.stores.sqlite.cleaning import shut_down, start_up
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
+from mcp_sessions.stores.sqlite.rows import counted
 from mcp_sessions.stores.sqlite.schema import (
     Durability,
     check_no_directory,
@@ -28,7 +30,7 @@ from mcp_sessions.stores.sqlite.schema import (
 )
 from mcp_sessions.stores.sqlite.seen import Seen
 from mcp_sessions.stores.sqlite.watch import Watch
-from mcp_sessions.stores.sqlite.writer import Upkeep, Write, Writer
+from mcp_sessions.stores.sqlite.writer import Read, Upkeep, Write, Writer
 from mcp_sessions.unopened import reason_of
 
 logger = logging.getLogger(__name__)
@@ -67,10 +69,10 @@ class ServedFile:
         self._window = window_of(self._policy)
         self._lock = FileLock(self._real_path.with_name(self._real_path.name + "-lock"))
         self._seen = Seen(self._real_path)
-        files = (
+        self._files = tuple(
             self._real_path.with_name(self._real_path.name + each) for each in ("", "-wal", "-shm")
         )
-        self._watch = Watch(self.path, (*files, self._lock.path))
+        self._watch = Watch(self.path, (*self._files, self._lock.path))
         self._writer = Writer(
             self.path,
             WriteAheadLog(
@@ -88,6 +90,7 @@ class ServedFile:
             on_done=self._on_done,
             syncs=durability == "full",
         )
+        self.outage = self._writer.outage
         self._ended_outside: list[SessionRecord] = []
         self._known_refusals = 0
         """Writes refused for want of space, before the last probe that found some."""
@@ -125,6 +128,13 @@ class ServedFile:
         await self._writer.stop()
         self._watch.end()
         self._lock.release()
+
+    async def size(self) -> StoreSize:
+        """Its sessions, and the bytes of its files."""
+        sessions = await self._writer.call(Read(counted), short=True)
+        return StoreSize(
+            sessions, sum(each.stat().st_size for each in self._files if each.exists())
+        )
 
     async def probe(self) -> None:
         """Write to the file.

@@ -32,9 +32,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from mcp_sessions import metrics
 from mcp_sessions.background import report
 from mcp_sessions.errors import SessionsError, StoreUnavailable
+from mcp_sessions.stores.outage import Outage
 from mcp_sessions.stores.sqlite import schema
 from mcp_sessions.stores.sqlite.checkpointing import (
     WriteAheadLog,
@@ -183,6 +183,7 @@ class Writer:
     syncs: bool
 
     def __post_init__(self) -> None:
+        self.outage = Outage("sqlite")
         self.refused_as_full = 0
         """Writes that were refused for want of space, so far."""
 
@@ -439,9 +440,9 @@ class Writer:
                 if error_code(failed) == sqlite3.SQLITE_BUSY and in_loop:
                     raise
                 # The file is full, locked or damaged: it will not be better for one alone.
-                metrics.store_failed("sqlite", len(batch))
                 self.refused_as_full += error_code(failed) == sqlite3.SQLITE_FULL
                 refused = unavailable(self._path, failed)
+                self.outage.failed(refused, len(batch))
                 yield _refused([call for call in batch if call.writes], refused)
                 reads = [call for call in batch if not call.writes]
                 if len(reads) == len(batch):

@@ -5,6 +5,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from mcp_sessions import metrics
 from mcp_sessions.core.message import Message
 from mcp_sessions.errors import WireError
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
@@ -33,7 +34,7 @@ class Audited(Stage):
         """Audit a message that takes no path: a handshake, or a listen. The record says here that
         it gets no answer. Otherwise the answer writes it.
         """
-        if self.logger.level:
+        if self.logger.level or metrics.measures:
             self._begin(request, inbound, None)
         try:
             yield
