@@ -2,8 +2,9 @@
 
 1. A step that names its ``clause`` checks that one.
 2. Otherwise its expectation says it: an error by its code, a result by its members.
-3. A step that expects nothing of the kind checks what its vector is about: the clauses that the
-   vector cites and that no expectation of its steps gives.
+3. It checks what its vector is about as well: the clauses that the vector cites and that no
+   expectation of its steps gives. If an error was expected and another one came, that is about the
+   error alone.
 4. A step without an expectation only leads to the others. If it fails, its method says whose clause
    that is.
 
@@ -103,6 +104,8 @@ def _of_result(step: Json, result: Json) -> Iterator[Choice]:
             yield ("RES12",)
         elif "reason" in result and isinstance(result["reason"], str):
             yield ("CUP8",)
+            if "catchup" in result:
+                yield ("CUP5",)
         elif "catchup" in result:
             yield ("CUP3",) if result["catchup"] is True else ("CUP5", "CUP8")
         elif "replayed" in result:
@@ -116,6 +119,8 @@ def checked(step: Json, cited: Sequence[str]) -> list[str]:
     found: list[str] = []
     for choice in choices(step):
         found += [clause for clause in choice if clause in cited] or choice[:1]
+    if "status" in step and "error" in step and "HTP2" in cited:
+        found.append("HTP2")
     return list(dict.fromkeys(found))
 
 
@@ -125,18 +130,27 @@ def missing(steps: Iterable[Json], cited: Sequence[str]) -> list[Choice]:
     return list(dict.fromkeys(found))
 
 
-def blamed(step: Json, steps: Sequence[Json], cited: Sequence[str]) -> list[str]:
-    """The clauses that a server breaks if this step of these steps fails. None, if it only asks for
-    another server: that is no clause's.
+def blamed(
+    step: Json, steps: Sequence[Json], cited: Sequence[str], *, is_other_error: bool = False
+) -> list[str]:
+    """The clauses of which a server breaks one if this step of these steps fails. None, if it only
+    asks for another server: that is no clause's.
+
+    Args:
+        is_other_error: The step expected an error, and another one came.
     """
     if step["step"] == "beside":
         return []
     own = checked(step, cited)
-    if own:
+    if "clause" in step or (own and is_other_error):
         return own
     has_expectation = step["step"] in _LOOKS or bool(_EXPECTATIONS & step.keys())
     method: Any = step.get("method")
     if not has_expectation and method in _OF_METHOD:
         return [_OF_METHOD[method]]
+    if step["step"] in _LOOKS:
+        # What a resume promised, the events after it keep.
+        own += [clause for clause in ("CUP3", "CUP5") if clause in cited]
     others = {clause for each in steps for clause in checked(each, cited)}
-    return [clause for clause in cited if clause not in others] or list(cited)
+    about = [clause for clause in cited if clause not in others]
+    return list(dict.fromkeys(own + about)) or list(cited)

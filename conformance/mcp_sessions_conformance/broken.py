@@ -57,6 +57,7 @@ list-results-carry-the-metadata: no-metadata-on-lists
 results-carry-the-newest-state: oldest-state
 rule-2-results-are-as-they-are: sessions-for-all
 one-connection-many-sessions: mixes-sessions
+one-connection-many-states: mixes-sessions
 ended-here-is-no-longer-current: remembers-the-ended
 deleted-here-is-no-longer-current: remembers-the-ended
 ended-by-another-is-an-error: forgets-current

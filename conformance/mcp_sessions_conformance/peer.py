@@ -35,6 +35,10 @@ class Failure(Exception):
     """The peer did something else than the vector expects. The text is one sentence."""
 
 
+class OtherError(Failure):
+    """An error came where one was expected, and it is another one."""
+
+
 @dataclass(frozen=True)
 class Limits:
     wait: float = 5.0

@@ -3,7 +3,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from mcp_sessions_conformance import steps_events, steps_open, steps_other, steps_raw, steps_talk
 from mcp_sessions_conformance.loader import Vector
 from mcp_sessions_conformance.matching import mismatch
-from mcp_sessions_conformance.peer import Failure, Limits
+from mcp_sessions_conformance.peer import Failure, Limits, OtherError
 from mcp_sessions_conformance.scene import Scene, Way
 from mcp_sessions_conformance.stdio_peer import StdioPeer
 from mcp_sessions_conformance.transcript import Transcript
@@ -42,6 +42,9 @@ class Player:
         self.step: Json = vector.steps[0]
         """The one that is played, or was last."""
 
+        self.found_other_error = False
+        """That step expected an error, and another one came."""
+
     @property
     def transcript(self) -> Transcript:
         return self.scene.transcript
@@ -57,6 +60,7 @@ class Player:
             except UnknownName as unknown:
                 raise Failure(f"{self._at(number, step)}: {unknown}") from None
             except Failure as failure:
+                self.found_other_error = isinstance(failure, OtherError)
                 raise Failure(f"{self._at(number, step)}: {failure}") from None
 
     def _at(self, number: int, step: Json) -> str:

@@ -34,7 +34,6 @@ REQ2: duplicate-has-no-reason by an-open-id-is-not-used-twice-on-one-wire
 HTM11: mismatch-is-another-code by another-session-in-the-header-is-refused
 END6: hides-what-began by a-request-that-began-says-so
 END6: always-started by a-request-that-began-says-so
-ERR14: talkative-errors by bad-states-have-one-error
 ERR14: names-a-stranger by a-foreign-session-is-not-found at http/handshake
 EVT1: first-session-only by a-change-is-received-once-per-session
 EVT1: in-every-session by updates-reach-who-subscribed

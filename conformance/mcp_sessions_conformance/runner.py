@@ -1,7 +1,8 @@
 import asyncio
+import itertools
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -322,25 +323,33 @@ async def _play_at(
         combination.name,
         *(way.name for way in (combination.here, combination.other) if way is not None),
     ]
-    in_vain = 0
     if progress is not None and chosen:
         progress(combination.name, 0, len(chosen), "")
-    for number, vector in enumerate(chosen, start=1):
-        why = next((silent[name] for name in names if name in silent), None)
-        if why is not None:
-            done.not_played.append(LeftOut(vector, combination.name, why))
-            continue
-        outcome = await play_one(vector, combination.here, combination.other, limits)
-        done.outcomes.append(outcome)
-        in_vain = in_vain + 1 if outcome.in_vain else 0
-        if limits.give_up and in_vain == limits.give_up:
-            silent[combination.name] = (
-                f"the server said nothing in time in {in_vain} vectors in a row"
-            )
-        if progress is not None:
-            passed = outcome.verdict == "passed"
-            wrong = "" if passed else f"{vector.id}: {outcome.sentence}"
-            progress(combination.name, number, len(chosen), wrong)
+    played = itertools.count(1)
+
+    async def in_turn(vectors: Iterable[Vector]) -> None:
+        in_vain = 0
+        for vector in vectors:
+            why = next((silent[name] for name in names if name in silent), None)
+            if why is not None:
+                done.not_played.append(LeftOut(vector, combination.name, why))
+                continue
+            outcome = await play_one(vector, combination.here, combination.other, limits)
+            done.outcomes.append(outcome)
+            in_vain = in_vain + 1 if outcome.in_vain else 0
+            if limits.give_up and in_vain == limits.give_up:
+                silent[combination.name] = (
+                    f"the server said nothing in time in {in_vain} vectors in a row"
+                )
+            if progress is not None:
+                passed = outcome.verdict == "passed"
+                wrong = "" if passed else f"{vector.id}: {outcome.sentence}"
+                progress(combination.name, next(played), len(chosen), wrong)
+
+    async with asyncio.TaskGroup() as turns:
+        # Those with a server of their own mostly wait, and no other vector reaches that server.
+        turns.create_task(in_turn([v for v in chosen if v.when.other_server is None]))
+        turns.create_task(in_turn([v for v in chosen if v.when.other_server is not None]))
 
 
 async def play_one(
@@ -365,7 +374,8 @@ async def play_one(
         return Outcome(vector, name, "passed", seconds=seconds)
     in_vain = not has_responded or took >= limits.wait
     lines = tuple(player.transcript.lines)
-    clauses = tuple(blamed(player.step, vector.steps, vector.clauses))
+    other_error = player.found_other_error
+    clauses = tuple(blamed(player.step, vector.steps, vector.clauses, is_other_error=other_error))
     return Outcome(vector, name, vector.severity, sentence, seconds, lines, clauses, in_vain)
 
 

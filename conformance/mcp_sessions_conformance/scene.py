@@ -6,7 +6,16 @@ from typing import Any, Protocol, cast
 from mcp_sessions_conformance.http_peer import HttpPeer
 from mcp_sessions_conformance.loader import Vector
 from mcp_sessions_conformance.matching import mismatch
-from mcp_sessions_conformance.peer import Arrival, Era, Failure, Limits, Peer, Sent, Transport
+from mcp_sessions_conformance.peer import (
+    Arrival,
+    Era,
+    Failure,
+    Limits,
+    OtherError,
+    Peer,
+    Sent,
+    Transport,
+)
 from mcp_sessions_conformance.transcript import Transcript
 from mcp_sessions_conformance.values import KEY, SESSION, Json, filled, pointed
 
@@ -167,7 +176,9 @@ class Scene:
         elif "error" in step:
             if "error" not in message:
                 raise Failure(f"{what}: a result came, expected an error: {message!r:.300}")
-            self.matches(f"{what}, error", step["error"], message["error"])
+            wrong = mismatch(self.fill(step["error"]), message["error"])
+            if wrong is not None:
+                raise OtherError(f"{what}, error: {wrong}")
         else:
             if "result" not in message:
                 raise Failure(f"{what}: an error came: {message.get('error')!r:.500}")

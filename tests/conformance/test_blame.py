@@ -59,13 +59,19 @@ def test_only_with_a_clause_plays_all_that_checks_it() -> None:
 )
 def test_an_expectation_says_its_clause(step: Json, clause: str) -> None:
     assert checked(step, [clause, "SES1"]) == [clause]
-    assert blamed(step, [step], ["SES1", clause]) == [clause]
+    # Another error is about the error alone; anything else is about what the vector is about, too.
+    assert blamed(step, [step], ["SES1", clause], is_other_error=True) == [clause]
+    expected = [clause] if "clause" in step else [clause, "SES1"]
+    assert blamed(step, [step], ["SES1", clause]) == expected
 
 
 def test_other_steps_check_what_the_vector_is_about() -> None:
     looks: Json = {"step": "silence", "on": "a"}
     other: Json = {"step": "send", "method": "tools/call", "error": {"code": -31010}}
     assert blamed(looks, [other, looks], ["TKO1", "TKO5"]) == ["TKO1"]
+    # What a resume promised, the events after it keep.
+    resume: Json = {"step": "send", "method": "session/resume", "result": {"replayed": 2}}
+    assert blamed(looks, [resume, looks], ["EVT10", "CUP3"]) == ["CUP3", "EVT10"]
     # It is about what its only expectation says.
     assert blamed(looks, [other, looks], ["TKO5"]) == ["TKO5"]
 

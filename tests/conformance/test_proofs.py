@@ -55,6 +55,7 @@ async def check_proofs(chosen: list[Proof], upstream: str, vectors: list[Vector]
             app.use(FAULTS[proof.fault])
             outcome = await play_one(vector, here, other, QUICK)
             assert outcome.verdict == "failure", f"{proof} survives"
+            assert proof.clause in outcome.clauses, f"{proof}: the report blames {outcome.clauses}"
 
 
 async def test_a_sample_of_the_proofs_holds(server_url: str, vectors: list[Vector]) -> None:
