@@ -1,7 +1,7 @@
 """Play clients against real processes that are killed, paused and cut off.
 
-Three replicas share a Redis; then one process has a SQLite file, with each of the two
-durabilities. What the clients saw and what the servers ran is judged by the simulation's rules.
+Three replicas share a Redis, then a Postgres; then one process has a SQLite file, with each of the
+two durabilities. What the clients saw and what the servers ran is judged by the simulation's rules.
 The exit status is 1 if a rule was broken.
 """
 
@@ -19,7 +19,7 @@ from tests.campaign.rounds import Round, plan_of_round
 from tests.campaign.servers import CLOCKS_JUMP, Fleet, fleet
 from tests.simulation.rules import violations
 
-STORES: Final = {"redis": 2, "normal": 1, "full": 1}
+STORES: Final = {"redis": 2, "postgres": 2, "normal": 1, "full": 1}
 """Where sessions are stored, and its share of the time."""
 
 

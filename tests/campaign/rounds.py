@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Final, cast
 
 from tests.campaign.network import HttpCarrier, ProxiedLink, WebSocket
-from tests.campaign.servers import CLOCKS_JUMP, Fleet, Replica
+from tests.campaign.servers import CLOCKS_JUMP, SHARED, Fleet, Replica
 from tests.simulation.clients import KINDS, Client, HandshakeHttp, ModernHttp, Socket
 from tests.simulation.history import History, Record
 from tests.simulation.plan import plan_of
@@ -38,7 +38,7 @@ _CLIENT_FAULTS: Final = ("cut", "half-open", "still")
 _REPLICA_FAULTS: Final = ("kill", "stop", "pause", *(("clock",) if CLOCKS_JUMP else ()))
 
 _RECONNECTED: Final = 5.0
-"""Seconds in which replicas hear each other again after Redis is back."""
+"""Seconds in which replicas hear each other again after their store is back."""
 
 
 def plan_of_round(seed: int, replicas: int, store_faults: tuple[str, ...]) -> Json:
@@ -208,11 +208,11 @@ class Round:
         if kind in self.fleet.store.kinds:
             async with self._turn(self.fleet.store):
                 self.history.add("fault", **fault)
-                if kind.startswith("redis"):
+                if kind.startswith(tuple(SHARED)):
                     # What replicas say to each other is lost meanwhile.
                     self.history.add("fault", **fault | {"kind": "deaf", "for": seconds})
                 await self.fleet.store.fault(kind, seconds)
-                if kind.startswith("redis"):
+                if kind.startswith(tuple(SHARED)):
                     self.history.add("fault", **fault | {"kind": "deaf", "for": _RECONNECTED})
             return
         doing: dict[str, Callable[[], Awaitable[None]]] = {

@@ -1,4 +1,4 @@
-"""The processes of a campaign: ``mcp-sessions serve``, and a Redis or a file to store in."""
+"""The processes of a campaign: ``mcp-sessions serve``, and what they store in."""
 
 import asyncio
 import os
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from mcp_sessions.security import mint_key
+from tests.support.disks import full, mounted, unmount
+from tests.support.postgres_server import PostgresServer
 from tests.support.processes import ROOT, free_port, wait_until_it_listens
 from tests.support.proxy import TcpProxy
 from tests.support.redis_server import RedisServer
@@ -232,6 +234,103 @@ def _redis(folder: Path) -> RedisServer:
 _ROLE: Final = "INFO replication"
 
 
+class Postgres:
+    """A Postgres that waits for its disk before it answers, and its standby.
+
+    Args:
+        address: Leads to the primary, whichever that is.
+    """
+
+    kinds = (
+        "postgres killed", "postgres paused", "postgres connections ended",
+        "postgres listeners ended", "postgres full", "postgres read-only",
+        "postgres handed over", "postgres failed over",
+    )  # fmt: skip
+
+    def __init__(self, folder: Path, address: TcpProxy) -> None:
+        self._address = address
+        self.url = f"postgresql://sessions@{address.host}:{address.port}/postgres"
+        folders = [folder / name for name in ("one", "other")]
+        self._disks = [each for each in folders if mounted(each, 256)]
+        if len(self._disks) < len(folders):
+            self.kinds = tuple(kind for kind in self.kinds if kind != "postgres full")
+        # So few that what it writes to its disk is new: it has nowhere to write if that is full.
+        options = ("-c", "min_wal_size=32MB", "-c", "max_wal_size=32MB")
+        self._primary, self._standby = (PostgresServer(each, *options) for each in folders)
+        self._primary.start()
+        self._leads_to(self._primary)
+        self._standby.follow(self._primary)
+
+    async def fault(self, kind: str, seconds: float) -> None:
+        """Make it, and heal it after so long."""
+        server = self._primary
+        match kind:
+            case "postgres killed":
+                await asyncio.to_thread(server.kill)
+                await asyncio.sleep(seconds)
+                await asyncio.to_thread(server.start)
+            case "postgres paused":
+                server.suspend()
+                await asyncio.sleep(seconds)
+                server.resume()
+            case "postgres connections ended":
+                await self._asked(f"{_END} WHERE application_name = 'mcp-sessions'")
+            case "postgres listeners ended":
+                # What such a connection did last: it listens, and gives signs of life.
+                await self._asked(f"{_END} WHERE query ~ '^(LISTEN|SELECT 1$)'")
+            case "postgres full":
+                with full(server.directory):
+                    await asyncio.sleep(seconds)
+                if not server.is_running:
+                    # It ends if there is no room for its log.
+                    await asyncio.to_thread(server.kill)
+                    await asyncio.to_thread(server.start)
+            case "postgres read-only":
+                for value in ("on", "off"):
+                    await self._asked(f"ALTER SYSTEM SET default_transaction_read_only TO {value}")
+                    await self._asked("SELECT pg_reload_conf()")
+                    await asyncio.sleep(seconds if value == "on" else 0)
+            case "postgres handed over":
+                await asyncio.to_thread(server.wait_until_followed)
+                await asyncio.to_thread(server.stop)
+                await self._change_places(seconds)
+            case "postgres failed over":
+                await asyncio.to_thread(server.kill)
+                await self._change_places(seconds)
+            case _:
+                raise AssertionError(kind)
+
+    async def _change_places(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(self._standby.promote)
+        self._primary, self._standby = self._standby, self._primary
+        self._leads_to(self._primary)
+        await asyncio.to_thread(self._standby.follow, self._primary)
+
+    def _leads_to(self, server: PostgresServer) -> None:
+        self._address.retarget("127.0.0.1", server.port)
+
+    async def _asked(self, sql: str) -> None:
+        """Another fault may last just now: ask until it answers."""
+        for _ in range(60):
+            try:
+                await asyncio.to_thread(self._primary.ask, sql)
+            except (OSError, subprocess.TimeoutExpired):
+                await asyncio.sleep(0.5)
+            else:
+                return
+        raise AssertionError(f"Postgres did not take {sql}")
+
+    def end(self) -> None:
+        for server in (self._primary, self._standby):
+            server.kill()
+        for disk in self._disks:
+            unmount(disk)
+
+
+_END: Final = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+
+
 class File:
     """A SQLite file, on a disk of its own if we may mount one."""
 
@@ -239,12 +338,7 @@ class File:
 
     def __init__(self, folder: Path, durability: str) -> None:
         self._disk = folder / "disk"
-        self._disk.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(self._disk)]
-        self._is_mounted = (
-            os.geteuid() == 0
-            and subprocess.run(mount, check=False, capture_output=True).returncode == 0
-        )
+        self._is_mounted = mounted(self._disk, 64)
         if self._is_mounted:
             self.kinds = ("file locked", "disk full")
         self._path = self._disk / "sessions.db"
@@ -259,16 +353,8 @@ class File:
             over.set()
             await locking
             return
-        filler = self._disk / "filler"
-        try:
-            with filler.open("wb", buffering=0) as file:
-                while True:
-                    file.write(bytes(65_536))
-        except OSError:
-            # It is full.
+        with full(self._disk):
             await asyncio.sleep(seconds)
-        finally:
-            filler.unlink(missing_ok=True)
 
     def _lock(self, over: threading.Event) -> None:
         connection = sqlite3.connect(self._path, timeout=30, isolation_level=None)
@@ -281,13 +367,17 @@ class File:
 
     def end(self) -> None:
         if self._is_mounted:
-            subprocess.run(["umount", "-l", str(self._disk)], check=True)
+            unmount(self._disk)
+
+
+SHARED: Final = {"redis": Redis, "postgres": Postgres}
+"""The stores of several replicas."""
 
 
 class Fleet:
     """All processes of a campaign."""
 
-    def __init__(self, folder: Path, store: "Redis | File", replicas: int) -> None:
+    def __init__(self, folder: Path, store: "Redis | Postgres | File", replicas: int) -> None:
         self.folder = folder
         self.store = store
         key = mint_key()
@@ -309,14 +399,15 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(kind: str) -> AsyncGenerator[Fleet]:
-    """Three replicas on Redis; or one on a file, ``normal`` or ``full``."""
+    """Three replicas on Redis or Postgres; or one on a file, ``normal`` or ``full``."""
     async with AsyncExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="mcp-sessions-campaign-"))
-        folder, store = Path(name), None
-        if kind == "redis":
+        folder = Path(name)
+        if kind in SHARED:
             address = await stack.enter_async_context(TcpProxy("127.0.0.1", 0))
-            store = Redis(folder, address)
-        made = Fleet(folder, store or File(folder, kind), 3 if kind == "redis" else 1)
+            made = Fleet(folder, SHARED[kind](folder, address), 3)
+        else:
+            made = Fleet(folder, File(folder, kind), 1)
         try:
             yield made
         finally:

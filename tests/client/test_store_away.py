@@ -1,4 +1,4 @@
-"""The store of a server goes away under a client: a real Redis that stands still, and goes on.
+"""The store of a server goes away under a client: a real one that stands still, and goes on.
 
 The server refuses what it has not begun, and says so (ERR17). Over HTTP it answers 503 (HTP5). The
 application does not notice either.
@@ -13,15 +13,15 @@ from mcp.client import ClientRequestContext
 from mcp_sessions import SessionLayer
 from mcp_sessions.client_transport import resumable
 from tests.support.apps import make_app
-from tests.support.redis_server import RedisServer, redis_server
 from tests.support.resuming import MODES, QUICK, serving, text_of
+from tests.support.store_servers import StoreServer, on_each_server, store_server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+pytestmark = [pytest.mark.anyio, on_each_server]
 
 SCHEMES = ("ws", "http")
 
 
-async def go_on_after_a_refusal(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+async def go_on_after_a_refusal(server: StoreServer, caplog: pytest.LogCaptureFixture) -> None:
     """The store is back once the server has refused something for it."""
     with anyio.fail_after(20):
         while "the session store failed" not in caplog.text:  # noqa: ASYNC110  (another thread)
@@ -32,18 +32,18 @@ async def go_on_after_a_refusal(server: RedisServer, caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_call_that_the_store_refuses_is_sent_again(
-    mode: str, scheme: str, caplog: pytest.LogCaptureFixture
+    mode: str, scheme: str, store: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = make_app("mcpserver")
-    with redis_server() as redis:
-        layer = SessionLayer(app.server, store=f"{redis.url}?timeout=1")
+    with store_server(store) as away:
+        layer = SessionLayer(app.server, store=f"{away.url}?timeout=1")
         with serving((app, layer)) as (_, _, server), anyio.fail_after(60):
             transport = resumable(server.url(scheme=scheme), policy=QUICK)
             async with Client(transport, mode=mode) as client:
                 assert text_of(await client.call_tool("remember", {"text": "a"})) == "1 notes: a"
-                redis.suspend()
+                away.suspend()
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(go_on_after_a_refusal, redis, caplog)
+                    tasks.start_soon(go_on_after_a_refusal, away, caplog)
                     assert (
                         text_of(await client.call_tool("remember", {"text": "b"}))
                         == "2 notes: a, b"
@@ -52,12 +52,12 @@ async def test_a_call_that_the_store_refuses_is_sent_again(
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_an_answer_to_a_question_that_the_store_refuses_is_sent_again(
-    scheme: str, caplog: pytest.LogCaptureFixture
+    scheme: str, store: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the 2026 era the answer is another sending of the call."""
     app, questions, said = make_app("mcpserver"), list[str](), ""
-    with redis_server() as redis:
-        layer = SessionLayer(app.server, store=f"{redis.url}?timeout=1")
+    with store_server(store) as away:
+        layer = SessionLayer(app.server, store=f"{away.url}?timeout=1")
         with serving((app, layer)) as (_, _, server), anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
 
@@ -65,8 +65,8 @@ async def test_an_answer_to_a_question_that_the_store_refuses_is_sent_again(
                     context: ClientRequestContext, params: types.ElicitRequestParams
                 ) -> types.ElicitResult:
                     questions.append(params.message)
-                    redis.suspend()
-                    tasks.start_soon(go_on_after_a_refusal, redis, caplog)
+                    away.suspend()
+                    tasks.start_soon(go_on_after_a_refusal, away, caplog)
                     return types.ElicitResult(action="accept", content={"answer": "yes"})
 
                 transport = resumable(server.url(scheme=scheme), policy=QUICK)

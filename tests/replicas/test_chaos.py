@@ -30,9 +30,9 @@ from mcp_sessions.security import mint_key
 from tests.support.apps import DEPRECATED
 from tests.support.modern import MODERN
 from tests.support.processes import free_port, wait_until_it_listens
-from tests.support.redis_server import redis_server
 from tests.support.resuming import text_of
 from tests.support.servers import serve
+from tests.support.store_servers import on_each_server, store_server
 
 pytestmark = [
     pytest.mark.anyio,
@@ -233,14 +233,14 @@ def expect_each_run_once(workers: list[Worker], directory: Path, *, answered_eac
     assert unknown <= KILLS * CLIENTS, (answered, unknown)
 
 
-@pytest.mark.redis
-async def test_replicas_on_redis_are_killed_in_turn(tmp_path: Path) -> None:
+@on_each_server
+async def test_replicas_are_killed_in_turn(store: str, tmp_path: Path) -> None:
     """RES3, KEY11, KEY3, ATT10, EVT10, ATT9: three of them, clients on HTTP through a
     round-robin proxy and on WebSockets, of both eras.
     """
     with ExitStack() as stack:
-        redis = stack.enter_context(redis_server())
-        made = stack.enter_context(replicas(3, redis.url, tmp_path))
+        server = stack.enter_context(store_server(store))
+        made = stack.enter_context(replicas(3, server.url, tmp_path))
         robin = RoundRobin([f"http://127.0.0.1:{replica.port}" for replica in made])
         entrance = stack.enter_context(serve(proxy(robin)))
         workers: list[Worker] = []

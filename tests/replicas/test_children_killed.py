@@ -15,7 +15,7 @@ from mcp_sessions.security import mint_key
 from tests.support.children import CHILD, children_of, is_alive, until
 from tests.support.processes import free_port, wait_until_it_listens
 from tests.support.raw import RawClient, SocketCarrier, in_session, keyed
-from tests.support.redis_server import redis_server
+from tests.support.store_servers import on_each_server, store_server
 
 pytestmark = [
     pytest.mark.anyio,
@@ -30,11 +30,11 @@ UNKNOWN = -31012
 
 @asynccontextmanager
 async def two_replicas(
-    notes: Path,
+    store: str, notes: Path
 ) -> AsyncGenerator[list[tuple["subprocess.Popen[bytes]", SocketCarrier]]]:
     """That serve the child server; afterwards none of its processes is left."""
     async with AsyncExitStack() as stack:
-        redis = stack.enter_context(redis_server())
+        server = stack.enter_context(store_server(store))
         environment = {**os.environ, "MCP_SESSIONS_KEYS": mint_key()}
         served: list[tuple[subprocess.Popen[bytes], SocketCarrier]] = []
         pids: set[int] = set()
@@ -42,7 +42,7 @@ async def two_replicas(
             for _ in range(2):
                 port = free_port()
                 command = [
-                    sys.executable, "-m", "mcp_sessions.cli", "serve", "--store", redis.url,
+                    sys.executable, "-m", "mcp_sessions.cli", "serve", "--store", server.url,
                     "--port", str(port), "--log-level", "warning", "--env", f"CALLS={notes}",
                     "--", sys.executable, "-S", CHILD,
                 ]  # fmt: skip
@@ -64,13 +64,14 @@ def calls(path: Path) -> list[str]:
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
+@on_each_server
 @pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGSTOP])
 async def test_who_takes_over_runs_nothing_twice_and_who_wakes_asks_its_old_process_nothing(
-    tmp_path: Path, ends: signal.Signals
+    store: str, tmp_path: Path, ends: signal.Signals
 ) -> None:
     """What ran there is -31012; what comes next has one new process, at both replicas."""
     notes = tmp_path / "notes"
-    async with two_replicas(notes) as ((owner, first), (_, second)):
+    async with two_replicas(store, notes) as ((owner, first), (_, second)):
         client, other = RawClient(first), RawClient(second)
         await client.initialize()
         other.session_id, other.numbers = client.session_id, client.numbers

@@ -18,7 +18,7 @@ from tests.server.upstream.external.test_peer_in_rounds import UNKNOWN, again
 from tests.support.modern import ModernClient
 from tests.support.processes import ROOT, free_port, wait_until_it_listens
 from tests.support.raw import Json, SocketCarrier, text_of
-from tests.support.redis_server import redis_server
+from tests.support.store_servers import on_each_server, store_server
 
 pytestmark = [
     pytest.mark.anyio,
@@ -64,10 +64,10 @@ class Open:
 
 
 @asynccontextmanager
-async def replicas(count: int, runs: Path) -> AsyncGenerator[list[Replica]]:
-    """That serve `tests.support.asking` and share a Redis."""
+async def replicas(count: int, store: str, runs: Path) -> AsyncGenerator[list[Replica]]:
+    """That serve `tests.support.asking` and share a store."""
     async with AsyncExitStack() as stack:
-        redis = stack.enter_context(redis_server())
+        server = stack.enter_context(store_server(store))
         environment = {
             **os.environ,
             "MCP_SESSIONS_KEYS": mint_key(),
@@ -80,7 +80,7 @@ async def replicas(count: int, runs: Path) -> AsyncGenerator[list[Replica]]:
             for port in ports:
                 command = [
                     sys.executable, "-m", "mcp_sessions.cli", "serve",
-                    str(ROOT / "tests/support/asking.py"), "--store", redis.url,
+                    str(ROOT / "tests/support/asking.py"), "--store", server.url,
                     "--port", str(port), "--log-level", "error",
                 ]  # fmt: skip
                 process = subprocess.Popen(command, env=environment)  # noqa: ASYNC220
@@ -118,12 +118,14 @@ async def answered(at: Replica, call: Open) -> str | int:
     return text_of(answer["result"]) if "result" in answer else answer["error"]["code"]
 
 
+@on_each_server
 async def test_of_a_hundred_answers_at_another_replica_those_whose_asker_is_killed_are_unknown(
+    store: str,
     tmp_path: Path,
 ) -> None:
     """80 results, 20 times -31012. No handler runs twice. No question reaches another client."""
     chance, runs = random.Random(0), tmp_path / "runs"
-    async with replicas(ASKERS + ANSWERERS, runs) as served:
+    async with replicas(ASKERS + ANSWERERS, store, runs) as served:
         askers, answerers = served[:ASKERS], served[ASKERS:]
         results: list[tuple[Open, str | int]] = []
         left: list[Open] = []

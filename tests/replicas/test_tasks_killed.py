@@ -18,7 +18,7 @@ from tests.replicas.test_chaos import Replica, replicas
 from tests.support.apps import DEPRECATED
 from tests.support.modern import MODERN, envelope, routing_headers
 from tests.support.raw import Json
-from tests.support.redis_server import redis_server
+from tests.support.store_servers import STORE_SERVERS, store_server
 
 pytestmark = [
     pytest.mark.anyio,
@@ -34,11 +34,12 @@ WAITS, TAKES = 5 / 6, 5.0
 """Seconds."""
 
 
-@pytest.fixture
-def three(tmp_path: Path) -> Generator[list[Replica]]:
+@pytest.fixture(params=STORE_SERVERS)
+def three(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[list[Replica]]:
     options = ("--tasks", "--task-after", "0.2")
-    with redis_server() as redis, replicas(3, redis.url, tmp_path, *options) as running:
-        yield running
+    with store_server(request.param) as store:
+        with replicas(3, store.url, tmp_path, *options) as running:
+            yield running
 
 
 @asynccontextmanager

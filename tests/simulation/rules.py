@@ -21,7 +21,7 @@ SOON: Final = 5.0
 """Seconds in which a bystander's call is answered, beside those of its script."""
 
 
-_OF_A_STORE: Final = ("store", "aimed", "redis", "file locked", "disk full")
+_OF_A_STORE: Final = ("store", "aimed", "redis", "postgres", "file locked", "disk full")
 _LASTS: Final = {"aimed": 8.0}
 """Seconds in which such a fault waits for what it is aimed at."""
 
@@ -624,9 +624,9 @@ OF_A_STORE_THAT_KEEPS_ITS_WRITES: Final = frozenset({
     the_last_change_is_seen, who_lost_its_session_hears_nothing_of_it,
     who_loses_its_session_is_told, data_is_a_register, no_session_is_forgotten,
 })  # fmt: skip
-"""They do not hold if Redis lost what it had confirmed (docs/stores.md)."""
+"""They do not hold if a store lost what it had confirmed (docs/stores.md)."""
 
-_LOSES_WRITES: Final = "redis failed over"
+_LOSES_WRITES: Final = ("redis failed over", "postgres failed over")
 
 
 @dataclass(frozen=True)
@@ -641,6 +641,6 @@ class Violation:
 def violations(history: History, rules: Iterable[Rule] = RULES) -> list[Violation]:
     """All of a history."""
     facts = Facts(history)
-    if any(fault["kind"] == _LOSES_WRITES for fault in facts.by["fault"]):
+    if any(fault["kind"] in _LOSES_WRITES for fault in facts.by["fault"]):
         rules = [rule for rule in rules if rule not in OF_A_STORE_THAT_KEEPS_ITS_WRITES]
     return [Violation(rule.__name__, text) for rule in rules for text in rule(facts)]

@@ -49,6 +49,7 @@ class PostgresServer:
 
     def __init__(self, directory: Path, *options: str) -> None:
         self.directory = directory
+        directory.mkdir(exist_ok=True)
         self._data = directory / "data"
         self._options = options
         self._programs = _programs()
@@ -67,6 +68,10 @@ class PostgresServer:
         return f"postgresql://sessions@127.0.0.1:{self.port}/postgres"
 
     @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
@@ -78,9 +83,7 @@ class PostgresServer:
             AssertionError: It does not, within ``WITHIN`` seconds.
         """
         if not self._data.exists():
-            self._data.mkdir(mode=0o700)
-            if self._user is not None:
-                os.chown(self._data, *self._user)
+            self._own(self._data)
             self._run("initdb", "-D", str(self._data), "-U", "sessions", "-A", "trust", "-N")
         options = ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
         options += ["-c", "fsync=off", "-c", "max_connections=200", "-c", "shared_buffers=32MB"]
@@ -99,12 +102,53 @@ class PostgresServer:
         while time.monotonic() < until and process.poll() is None:
             # The last line of this file says whether it takes connections.
             state = self._data / "postmaster.pid"
-            if state.exists() and state.read_text().rstrip().endswith("ready"):
+            if state.exists() and state.read_text().rstrip().endswith(("ready", "standby")):
                 return
             # Nothing says when it listens; this is a bounded wait on the condition above.
             time.sleep(0.02)
         tail = (self.directory / "postgres.log").read_text()[-2000:]
         raise AssertionError(f"postgres did not start within {WITHIN:g} s: {tail}")
+
+    def follow(self, primary: "PostgresServer") -> None:
+        """Become a standby of that one, with its data of now, and start."""
+        shutil.rmtree(self._data, ignore_errors=True)
+        self._own(self._data)
+        self._run(
+            "pg_basebackup", "-D", str(self._data), "-d", primary.url, "-R", "-c", "fast", "-N"
+        )  # fmt: skip
+        self.start()
+
+    def wait_until_followed(self) -> None:
+        """A standby has all that this one wrote."""
+        behind = "SELECT count(*) FROM pg_stat_replication WHERE replay_lsn >= pg_current_wal_lsn()"
+        until = time.monotonic() + WITHIN
+        while self.ask(behind) == "0":
+            assert time.monotonic() < until, "no standby follows"
+            time.sleep(0.05)
+
+    def promote(self) -> None:
+        """A standby takes the place of its primary."""
+        assert self.ask("SELECT pg_promote()") == "t"
+
+    def ask(self, sql: str) -> str:
+        """What ``psql`` prints.
+
+        Raises:
+            OSError: The server answers with an error, or not at all.
+        """
+        done = subprocess.run(
+            [str(self._programs / "psql"), "-X", "-q", "-t", "-A", "-d", self.url, "-c", sql],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WITHIN, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise OSError(done.stderr)
+        return done.stdout.strip()
+
+    def _own(self, folder: Path) -> None:
+        """Make a folder for the server alone."""
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if self._user is not None:
+            os.chown(folder, *self._user)
 
     def stop(self) -> None:
         """SIGINT: it ends all connections, and saves."""

@@ -35,12 +35,11 @@ from mcp_sessions.security import mint_key
 from tests.support.apps import DEPRECATED
 from tests.support.nginx import nginx
 from tests.support.processes import free_port, wait_until_it_listens
-from tests.support.redis_server import namespace, shared_redis
+from tests.support.store_servers import STORE_SERVERS, store_server
 
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.full,
-    pytest.mark.redis,
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings(DEPRECATED),
 ]
@@ -102,12 +101,19 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.fixture(params=STORE_SERVERS)
+def store(request: pytest.FixtureRequest) -> Generator[str]:
+    """The URL of one that replicas share."""
+    with store_server(request.param) as server:
+        yield server.url
+
+
 @pytest.fixture
-def replicas(runs: Path) -> Generator[list[Replica]]:
+def replicas(runs: Path, store: str) -> Generator[list[Replica]]:
     """Three of them, ready, on one store."""
     environment = {
         "RUNS": str(runs),
-        "STORE": f"{shared_redis().url}?namespace={namespace()}",
+        "STORE": store,
         "MCP_SESSIONS_KEYS": mint_key(),
     }
     started = [Replica(environment) for _ in range(3)]
