@@ -66,7 +66,8 @@ The last run played {simulation[seeds]:,} seeds. {simulation_found}
 `./scripts/campaign --minutes {campaign[minutes]:g} --seed {campaign[seed]}`
 
 The same clients use real processes. Three replicas share a Redis that writes its log to disk. Then
-one process stores its sessions in a SQLite file, with each of the two durabilities. A seed decides
+three replicas share a Postgres with a standby. Then one process stores its sessions in a SQLite
+file, with each of the two durabilities. A seed decides
 what clients do and when faults begin. The machine decides the rest, so a seed does not repeat a
 history exactly. The same rules judge it.
 
@@ -160,8 +161,9 @@ These changes still pass all tests near them. Most of them change nothing that a
 
 ## What is not covered
 
-* What a Redis loses that fails over. A round with such a fault is not judged by the rules of
-  [what Redis may lose](redis.md#what-happens-if-something-fails). All other rules judge it.
+* What a store loses that fails over. A round with such a fault is not judged by the rules of
+  [what Redis may lose](redis.md#what-happens-if-something-fails), and
+  [what Postgres may lose](postgres.md#what-happens-if-the-server-fails). All other rules judge it.
 * A machine that loses its power. The tests kill processes only.
 * Real networks between machines. All processes of the campaign are on one machine.
 * Users with credentials in the campaign. The simulation has users, and other tests have tokens.
@@ -178,6 +180,14 @@ _FAULTS: Final = {
     "redis scripts flushed": "Redis forgets its scripts",
     "redis handed over": "a replica of Redis takes its place, and nothing is lost",
     "redis failed over": "`kill -9` of Redis, and its replica takes its place",
+    "postgres killed": "`kill -9` of Postgres, and a start on the same data",
+    "postgres paused": "Postgres takes connections, and answers nothing",
+    "postgres connections ended": "Postgres ends the connections of all replicas",
+    "postgres listeners ended": "Postgres ends the connections that listen",
+    "postgres full": "the disk of Postgres is full",
+    "postgres read-only": "Postgres refuses writes",
+    "postgres handed over": "Postgres stops, its standby takes its place, and nothing is lost",
+    "postgres failed over": "`kill -9` of Postgres, and its standby takes its place",
     "file locked": "another program holds the lock of the SQLite file",
     "disk full": "the disk of the SQLite file is full",
     "kill": "`kill -9` of a replica, and a start",

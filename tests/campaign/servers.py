@@ -250,6 +250,8 @@ class Postgres:
     def __init__(self, folder: Path, address: TcpProxy) -> None:
         self._address = address
         self.url = f"postgresql://sessions@{address.host}:{address.port}/postgres"
+        # Its user has to come to its own folders.
+        folder.chmod(0o711)
         folders = [folder / name for name in ("one", "other")]
         self._disks = [each for each in folders if mounted(each, 256)]
         if len(self._disks) < len(folders):

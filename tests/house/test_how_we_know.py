@@ -4,7 +4,7 @@ import json
 
 from scripts import how_we_know
 from tests.campaign.rounds import plan_of_round
-from tests.campaign.servers import CLOCKS_JUMP, Redis
+from tests.campaign.servers import CLOCKS_JUMP, Postgres, Redis
 
 
 def test_the_page_is_made_from_the_results() -> None:
@@ -14,13 +14,12 @@ def test_the_page_is_made_from_the_results() -> None:
 
 
 def test_the_page_names_each_fault_of_the_campaign() -> None:
-    plans = [
-        plan_of_round(seed, 3, (*Redis.kinds, "file locked", "disk full")) for seed in range(200)
-    ]
+    of_stores = (*Redis.kinds, *Postgres.kinds, "file locked", "disk full")
+    plans = [plan_of_round(seed, 3, of_stores) for seed in range(200)]
     kinds = {fault["kind"] for plan in plans for fault in plan["faults"]}
     found = json.loads(how_we_know.JSON.read_text())
     page = how_we_know.page(found)
-    assert len(kinds) == 16 + CLOCKS_JUMP
+    assert len(kinds) == 24 + CLOCKS_JUMP
     for kind in kinds:
         assert f"| {kind} |" in page
 
