@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -143,6 +144,11 @@ def _found(row: asyncpg.Record, wanted: Wanted, parts: frozenset[str]) -> Found:
     return found
 
 
+def _whose(owner: bytes | None) -> str:
+    """A condition on ``$1``. One plan serves all values, so it must not depend on them."""
+    return "s.owner = $1::bytea" if owner is not None else "$1::bytea IS NULL"
+
+
 def _bytes(text: str | None) -> bytes | None:
     return text_bytes(text) if text is not None else None
 
@@ -166,8 +172,8 @@ def _writing(parts: frozenset[str]) -> tuple[str, tuple[str, ...]]:
         return f"unnest({columns}) AS {prefix} ({', '.join(kinds)})"
 
     rows = table(
-        "w", sid="text", version="bigint", expires_at="float8", due_at="float8", weight="bigint",
-        body="bytea",
+        "w", sid="text", version="bigint", line="text", expires_at="float8", due_at="float8",
+        weight="bigint", body="bytea",
     )  # fmt: skip
     sets = ["version = t.version + 1", "body = w.body", "weight = w.weight"]
     sets += ["expires_at = w.expires_at"]
@@ -180,7 +186,7 @@ def _writing(parts: frozenset[str]) -> tuple[str, tuple[str, ...]]:
         sets.append(f"tags = {value('tags', 'bigint[]')}")
     steps = [
         f"s AS (UPDATE sessions t SET {', '.join(sets)} FROM {rows} WHERE t.sid = w.sid AND"
-        " t.version = w.version RETURNING t.sid)"
+        f" t.version = w.version AND w.line = {_LINE} RETURNING t.sid)"
     ]
     if "removed" in parts:
         gone = table("g", sid="text", stream="bytea", number="bigint")
@@ -237,7 +243,14 @@ def _writing(parts: frozenset[str]) -> tuple[str, tuple[str, ...]]:
             f"forgotten AS (DELETE FROM keys k USING {gone} JOIN s ON s.sid = y.sid"
             " WHERE k.sid = y.sid AND k.tag = y.tag AND k.key = y.key)"
         )
-    return f"WITH {', '.join(steps)} SELECT array(SELECT sid FROM s), {told}", tuple(names)
+    answer = f"WITH {', '.join(steps)} SELECT array(SELECT sid FROM s), {told}"
+    if "reads" in parts:
+        sids = value("w_sid", "text[]")
+        answer += (
+            f", r.* FROM (SELECT) one LEFT JOIN (SELECT {_OF_S} FROM sessions s"
+            f" WHERE s.sid = ANY({sids}) AND NOT EXISTS (SELECT FROM s)) r ON true"
+        )
+    return answer, tuple(names)
 
 
 class PostgresEngine:
@@ -259,18 +272,35 @@ class PostgresEngine:
         return [_found(row, wanted, parts) for row in rows]
 
     async def write(self, changes: Sequence[Change]) -> set[SessionId]:
+        answer = await self._write(changes)
+        return {SessionId(sid) for sid in answer[0]} if answer is not None else set()
+
+    async def write_one(self, change: Change) -> tuple[bool, SessionRow | None]:
+        answer = await self._write([change], "reads")
+        if answer is None:
+            return False, None
+        if answer[0]:
+            return True, change.written()
+        row = SessionRow(*answer[2:]) if answer["sid"] is not None else None
+        if row is not None and (row.line, row.version) == (change.row.line, change.row.version):
+            # Somebody wrote it while this statement waited.
+            row = None
+        return False, row
+
+    async def _write(self, changes: Sequence[Change], *more: str) -> asyncpg.Record | None:
+        """None: a row with the number of a new one is there, and nothing was written."""
         values: dict[str, Any] = {}
 
         def add(prefix: str, **columns: Any) -> None:
             for name, each in columns.items():
                 values.setdefault(f"{prefix}_{name}", []).append(each)
 
-        parts: set[str] = set()
+        parts = set(more)
         for change in changes:
             row = change.row
             sid = row.sid
             add(
-                "w", sid=sid, version=row.version, expires_at=change.expires_at,
+                "w", sid=sid, version=row.version, line=row.line, expires_at=change.expires_at,
                 due_at=change.due_at, weight=change.weight, body=change.body,
             )  # fmt: skip
             if change.due_at != row.due_at:
@@ -316,8 +346,8 @@ class PostgresEngine:
         try:
             (answer,) = await self._link.fetch(sql, *(values[name] for name in names))
         except SomebodyWasFirst:
-            return set()
-        return {SessionId(sid) for sid in answer[0]}
+            return None
+        return answer
 
     async def count(self, owner: bytes) -> Counts:
         (row,) = await self._link.fetch(
@@ -359,9 +389,9 @@ class PostgresEngine:
         self, by: float, limit: int, *, after: tuple[float, str] | None = None
     ) -> list[Found]:
         rows = await self._link.fetch(
-            f"SELECT {_OF_S} FROM sessions s WHERE due_at <= $1"
-            " AND ($2::float8 IS NULL OR (due_at, sid) > ($2, $3)) ORDER BY due_at, sid LIMIT $4",
-            by, *(after or (None, "")), limit,
+            f"SELECT {_OF_S} FROM sessions s WHERE due_at <= $1 AND (due_at, sid) > ($2, $3)"
+            " ORDER BY due_at, sid LIMIT $4",
+            by, *(after or (-math.inf, "")), limit,
         )  # fmt: skip
         return [Found(SessionRow(*row)) for row in rows]
 
@@ -371,8 +401,7 @@ class PostgresEngine:
         rows = await self._link.fetch(
             f"SELECT {_OF_S} FROM sessions s JOIN unnest($2::text[], $3::float8[]) AS u (mode, by)"
             " ON s.mode = u.mode AND s.expires_at <= u.by WHERE s.expires_at < s.ends_at"
-            " AND s.due_at <= $4 AND ($1::bytea IS NULL OR s.owner = $1)"
-            " ORDER BY s.due_at LIMIT $5",
+            f" AND s.due_at <= $4 AND {_whose(owner)} ORDER BY s.due_at LIMIT $5",
             owner, [mode.value for mode in latest], list(latest.values()), max(latest.values()),
             limit,
         )  # fmt: skip
@@ -399,7 +428,7 @@ class PostgresEngine:
 
     async def every(self, owner: bytes | None, after: str, limit: int) -> list[SessionRow]:
         rows = await self._link.fetch(
-            f"SELECT {_OF_S} FROM sessions s WHERE ($1::bytea IS NULL OR owner = $1) AND sid > $2"
+            f"SELECT {_OF_S} FROM sessions s WHERE {_whose(owner)} AND sid > $2"
             " ORDER BY sid LIMIT $3",
             owner, after, limit,
         )  # fmt: skip

@@ -8,11 +8,16 @@ Rules:
 3. After an attempt to connect that failed, all calls fail at once for ``REST`` seconds.
 4. A statement that another one's step undid (a deadlock, a row that went) was not done. It is sent
    again.
+5. The server gives a statement up when the caller does. Its own limits of time, which may be meant
+   for other programs, do not count.
+6. A connection plans a statement once, whatever its values are and however large its tables become.
+   So no plan may be one for empty tables.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -20,7 +25,6 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import asyncpg
-from asyncpg.pool import PoolConnectionProxy
 
 from mcp_sessions.errors import ConfigurationError, StoreRefused, StoreUnavailable
 from mcp_sessions.stores.outage import Outage
@@ -54,10 +58,12 @@ _REFUSALS = {
     "53100": "has a full disk: it refuses writes. Make room",
     "53200": "is out of memory",
     "53300": "has too many connections (max_connections). Allow more, or use a pooler",
-    "25006": "is read-only: it refuses writes. Let --store name the primary",
+    "25006": "is read-only: it refuses writes. Let --store name the primary, or all servers",
     "28": "refused the user or the password. Look at both in the URL",
     "3D000": "has no such database. Create it",
     "42501": "does not allow this (privileges). Let the user own the schema",
+    "57014": "cancelled a statement, because it took too long or an operator ended it",
+    "55000": "is a standby: it refuses writes. Let --store name the primary, or all servers",
     "57P": "is shutting down, or starting",
     "42": "has other tables than this release needs. Another program may have changed them",
     "22": "refused a value",
@@ -65,16 +71,16 @@ _REFUSALS = {
 """The beginning of an error's code, and its meaning. It is read after "Postgres at HOST:PORT"."""
 
 _KINDS_FOR_CLIENTS = {
-    "53100": "full", "53200": "full", "25006": "read-only", "28": "credentials",
-    "42501": "credentials",
+    "53100": "full", "53200": "full", "25006": "read-only", "55000": "read-only",
+    "28": "credentials", "42501": "credentials",
 }  # fmt: skip
 """The words for clients."""
 
 _OF_OTHERS = asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError
 """A statement was prepared on another connection than the one that it is used on."""
 
-_COMES_BACK = "57P"
-"""A server that comes back by itself."""
+_COMES_BACK = ("57014", "57P")
+"""The next one may be done."""
 
 _OF_A_CONNECTION = "08"
 """The driver's own: the connection broke, and nothing was answered."""
@@ -92,13 +98,6 @@ class SomebodyWasFirst(StoreUnavailable):
     """A row with that key is there. Nothing was done."""
 
 
-class _Connection(asyncpg.Connection):
-    """A connection that keeps nothing between two statements: it needs no reset."""
-
-    def get_reset_query(self) -> str:
-        return ""
-
-
 class PostgresLink:
     """Connections to one server, made when they are needed.
 
@@ -112,10 +111,9 @@ class PostgresLink:
         self.timeout = timeout
         self.schema = schema
         self._url = url
-        parts = urlsplit(url)
-        self.name = f"Postgres at {parts.hostname or 'localhost'}:{parts.port or 5432}"
-        self._pool: asyncpg.Pool[Any] | None = None
-        self._opening = asyncio.Lock()
+        self.name = f"Postgres at {', '.join(_servers_of(url))}"
+        self._free: list[asyncpg.Connection[Any]] = []
+        self._room = asyncio.Semaphore(MOST)
         self.outage = Outage("postgres")
         self._failed: StoreUnavailable | None = None
         self._rests_until = 0.0
@@ -129,6 +127,7 @@ class PostgresLink:
         """
         loop = asyncio.get_running_loop()
         if self._failed is not None and loop.time() < self._rests_until:
+            self.outage.failed(self._failed)
             raise type(self._failed)(*self._failed.args)
         try:
             async with asyncio.timeout(self.timeout):
@@ -143,10 +142,17 @@ class PostgresLink:
 
     async def _begin(self, connection: asyncpg.Connection[Any]) -> None:
         # Not as the connection is made: a pooler refuses settings that it does not know.
-        await connection.execute(
-            f'SET search_path TO "{self.schema}"; SET application_name TO "mcp-sessions";'
-            " SET jit TO off"
-        )
+        settings = {
+            "search_path": f'"{self.schema}"',
+            "application_name": '"mcp-sessions"',
+            "statement_timeout": math.ceil(self.timeout * 1_000),
+            "lock_timeout": 0,
+            "idle_session_timeout": 0,
+            "jit": "off",
+            "plan_cache_mode": "force_generic_plan",
+            "enable_seqscan": "off",
+        }
+        await connection.execute("; ".join(f"SET {name} TO {v}" for name, v in settings.items()))
 
     async def check_pooler(self) -> None:
         """Refuse a pooler that hands a connection on between two statements.
@@ -182,46 +188,39 @@ class PostgresLink:
                 "sessions"
             )
 
-    async def _opened(self) -> asyncpg.Pool[Any]:
-        async with self._opening:
+    async def _asked(self, send: Callable[[asyncpg.Connection[Any]], Awaitable[_T]]) -> _T:
+        """Use a connection that is free, the last one used first.
+
+        The pool of asyncpg asked for a task and five turns of the event loop for each statement.
+        """
+        if self._room.locked():
+            async with asyncio.timeout(self.timeout):
+                await self._room.acquire()
+        else:
+            await self._room.acquire()
+        try:
             if self._is_closed:
                 raise StoreUnavailable(f"the connection to {self.name} failed: it is closed")
-            if self._pool is not None:
-                return self._pool
-            loop = asyncio.get_running_loop()
-            if self._failed is not None and loop.time() < self._rests_until:
-                self.outage.failed(self._failed)
-                raise type(self._failed)(*self._failed.args)
-            try:
-                async with asyncio.timeout(self.timeout):
-                    pool = await asyncpg.create_pool(
-                        self._url,
-                        # With one that it keeps, it logs a traceback for each attempt to make it.
-                        min_size=0,
-                        max_size=MOST,
-                        timeout=self.timeout,
-                        command_timeout=self.timeout,
-                        connection_class=_Connection,
-                        init=self._begin,
-                    )
-                    async with pool.acquire():
-                        pass
-            except FAILURES as failed:
-                self._failed, self._rests_until = self.explained(failed), loop.time() + REST
-                raise self._failed from failed
-            self._pool = pool
-            return pool
-
-    async def _asked(
-        self, pool: asyncpg.Pool[Any], send: Callable[[PoolConnectionProxy[Any]], Awaitable[_T]]
-    ) -> _T:
-        async with pool.acquire(timeout=self.timeout) as connection:
+            connection = None
+            while connection is None and self._free:
+                connection = self._free.pop()
+                if connection.is_closed():
+                    connection = None
+            if connection is None:
+                connection = await self.connect()
             try:
                 return await send(connection)
             except (TimeoutError, asyncio.CancelledError):
-                # The pool would wait for its answer as long again.
+                # Its answer may still come.
                 connection.terminate()
                 raise
+            finally:
+                if self._is_closed:
+                    connection.terminate()
+                if not connection.is_closed():
+                    self._free.append(connection)
+        finally:
+            self._room.release()
 
     async def fetch(self, sql: str, *values: Any) -> list[asyncpg.Record]:
         """Send one statement; its rows.
@@ -232,9 +231,8 @@ class PostgresLink:
             StoreRefused: It was not done.
         """
         for left in range(_UNDONE, -1, -1):
-            pool = self._pool if self._pool is not None else await self._opened()
             try:
-                return await self._asked(pool, lambda connection: connection.fetch(sql, *values))
+                return await self._asked(lambda connection: connection.fetch(sql, *values))
             except _UNDONE_BY_OTHERS as undone:
                 if not left:
                     raise self.explained(undone) from undone
@@ -245,21 +243,17 @@ class PostgresLink:
 
     async def run(self, script: str) -> None:
         """Send a script without values: one transaction."""
-        pool = await self._opened()
         try:
-            await self._asked(pool, lambda connection: connection.execute(script))
+            await self._asked(lambda connection: connection.execute(script))
         except FAILURES as failed:
             raise self.explained(failed) from failed
 
     async def close(self) -> None:
         self._is_closed = True
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.timeout):
-                    await pool.close()
-                return
-            pool.terminate()
+        free, self._free = self._free, []
+        for connection in free:
+            with suppress(*FAILURES):
+                await connection.close(timeout=self.timeout)
 
     def explained(self, failed: BaseException) -> StoreUnavailable:
         """Count a failure; the error for the caller. A server's text may quote a value, so it is
@@ -279,11 +273,13 @@ class PostgresLink:
             for beginning, meaning in _REFUSALS.items():
                 if code.startswith(beginning):
                     text = f"{self.name} {meaning} ({code})"
-                    if beginning == _COMES_BACK:
+                    if beginning in _COMES_BACK:
                         return StoreUnavailable(text)
                     return StoreRefused(text, _KINDS_FOR_CLIENTS.get(beginning))
             if not code.startswith(_OF_A_CONNECTION):
                 return StoreUnavailable(f"{self.name} answered with the error {code}")
+        if isinstance(failed, asyncpg.TargetServerAttributeNotMatched):
+            return StoreUnavailable(f"none of {self.name} is a primary")
         if isinstance(failed, ConnectionRefusedError):
             return StoreUnavailable(f"{self.name} takes no connections: is it running?")
         return StoreUnavailable(f"the connection to {self.name} failed: {type(failed).__name__}")
@@ -296,11 +292,21 @@ def split_url(url: str) -> tuple[str, dict[str, str]]:
         ConfigurationError: It names no server.
     """
     parts = urlsplit(url)
-    try:
-        _ = parts.port
-    except ValueError as wrong:
-        raise ConfigurationError("the port in a postgresql:// URL is a number") from wrong
+    servers = _servers_of(url)
+    if not all(each.rpartition(":")[2].isdecimal() for each in servers):
+        raise ConfigurationError("the port in a postgresql:// URL is a number")
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     ours = {name: value for name, value in pairs if name in ("schema", "timeout")}
     others = [(name, value) for name, value in pairs if name not in ours]
+    if len(servers) > 1 and not any(name == "target_session_attrs" for name, _ in others):
+        others.append(("target_session_attrs", "primary"))
     return urlunsplit(parts._replace(query=urlencode(others))), ours
+
+
+def _servers_of(url: str) -> list[str]:
+    """Each as ``host:port``. After a failover another one of them is the primary."""
+    named = urlsplit(url).netloc.rpartition("@")[2].split(",")
+    return [
+        each if each.rpartition("]")[2].count(":") else f"{each or 'localhost'}:5432"
+        for each in named
+    ]

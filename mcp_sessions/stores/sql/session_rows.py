@@ -80,7 +80,7 @@ class Wanted:
 
     request_key: RequestKey | None = None
     data: bool = False
-    oldest: int = 8
+    oldest: int = 2
 
     def more(self) -> Wanted:
         return replace(self, oldest=self.oldest * 16)
@@ -212,6 +212,18 @@ class Change:
     keys: list[StoredKey] = field(default_factory=list[StoredKey])
     gone_keys: list[RequestKey] = field(default_factory=list[RequestKey])
     attachment: tuple[str | None, int] = (None, 0)
+
+    def written(self) -> SessionRow:
+        """The row, once this is written."""
+        row = self.row
+        return row._replace(
+            version=row.version + 1,
+            expires_at=self.expires_at,
+            due_at=self.due_at,
+            body=self.body,
+            state=self.state if self.state is not None else row.state,
+            uris=self.uris[0] if self.uris is not None else row.uris,
+        )
 
 
 def loads(value: bytes) -> Any:

@@ -4,11 +4,16 @@ A step reads the rows that it needs, in one statement. The store in memory, with
 these sessions, does the step: so the rules are the same. Then one statement writes what changed, if
 nobody changed the sessions meanwhile. If somebody did, nothing is written, and the step begins
 anew. No lock is held while a process thinks, and a step is two round trips.
+
+A step that needs nothing but the session's own row begins with the row that this process knows. If
+that is still the row, the step is one round trip. If not, the statement that writes nothing answers
+with the row. Whatever such a step does not write is decided from a row that was read.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol, TypeVar
@@ -80,6 +85,9 @@ TRIES = 50
 """How often a step begins anew because somebody else was first. Each time somebody else's step was
 done."""
 
+KNOWN = 1_024
+"""Rows that a process knows: those of the sessions that it used last."""
+
 _BUSY = "other processes change the same rows all the time"
 
 
@@ -94,6 +102,12 @@ class Engine(Protocol):
 
     async def write(self, changes: Sequence[Change]) -> set[SessionId]:
         """Write the changes of those sessions that are as they were read; which ones."""
+        ...
+
+    async def write_one(self, change: Change) -> tuple[bool, SessionRow | None]:
+        """Write it if the session is as it was read. Whether it is written, and the row as it is
+        now; None: it is gone, or has to be read.
+        """
         ...
 
     async def count(self, owner: bytes) -> Counts: ...
@@ -153,6 +167,7 @@ class SqlStore(Steps):
         self._memory = Working()
         self._turns = Locks[SessionId]()
         self._creating = Locks[None]()
+        self._known = OrderedDict[SessionId, SessionRow]()
         self._slept_by = float("-inf")
 
     async def open(self, policy: SessionPolicy) -> None:
@@ -215,17 +230,46 @@ class SqlStore(Steps):
     ) -> T:
         """Do a step of one session."""
         async with self._turns.of(session_id):
+            row = self._known.get(session_id) if wanted is NOTHING else None
+            is_old = row is not None
             for _ in range(TRIES):
-                working, held = await self._read([session_id], wanted)
+                found = [Found(row)] if row is not None else []
+                working, held = self._working(found, NOTHING)
+                if row is None or held[0].is_renewed:
+                    working, held = await self._read([session_id], wanted)
+                    is_old = False
+                row = None
                 try:
                     result = await work(working)
                 except NotRead:
                     wanted = wanted.more()
                     continue
+                except Exception:
+                    if not is_old:
+                        raise
+                    continue
                 changes = _changes(working, held, now)
-                if not changes or await self._engine.write(changes):
+                if not changes:
+                    if not is_old:
+                        return result
+                    continue
+                (change,) = changes
+                is_written, row = await self._engine.write_one(change)
+                self._note(session_id, row)
+                if is_written:
                     return result
+                if wanted is not NOTHING:
+                    row = None
+                is_old = False
         raise StoreUnavailable(_BUSY)
+
+    def _note(self, session_id: SessionId, row: SessionRow | None) -> None:
+        """Know a row until others were used since."""
+        self._known.pop(session_id, None)
+        if row is not None:
+            self._known[session_id] = row
+            if len(self._known) > KNOWN:
+                self._known.popitem(last=False)
 
     async def _look(
         self,

@@ -1,8 +1,10 @@
 """A Postgres that stops, dies, stands still and comes back (HTP5, CUP8, ATT10)."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import asyncpg
@@ -26,6 +28,7 @@ from mcp_sessions.stores.postgres import PostgresStore
 from mcp_sessions.stores.postgres.postgres_link import PostgresLink
 from mcp_sessions.stores.records import Attachment
 from tests.stores.opening import NOW, POLICY, new, opened
+from tests.support.disks import full, mounted, unmount
 from tests.support.postgres_server import PostgresServer, postgres_server, postgres_store, schema
 
 pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
@@ -292,3 +295,170 @@ async def test_after_a_failover_an_agents_log_is_whole_and_has_new_ids() -> None
         assert refusal is None
         assert [each.payload for each in found] == [b'"a"', b'"b"', b'"c"']
         assert [each.position for each in found] == [Position(head.log_epoch, n) for n in (1, 2, 3)]
+
+
+# --- what a server refuses ---------------------------------------------------------------------
+
+
+async def is_refused(
+    store: PostgresStore, session_id: SessionId, error: type[StoreUnavailable], text: str
+) -> None:
+    """A step fails with one line, and nothing of it is done."""
+    before = await store.head(session_id)
+    with pytest.raises(error, match=text) as refused:
+        await store.append(session_id, Draft(b"{}"), now=NOW)
+    assert "\n" not in str(refused.value)
+    assert await store.head(session_id) == before
+
+
+async def works(store: PostgresStore, session_id: SessionId) -> None:
+    """A step is done once, and has the next number."""
+    before = await store.head(session_id)
+    appended = await store.append(session_id, Draft(b"{}"), now=NOW)
+    assert before is not None and appended is not None
+    assert appended.event.number == before.number + 1
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "text"),
+    [
+        ("53100", StoreRefused, "has a full disk: it refuses writes. Make room"),
+        ("53200", StoreRefused, "is out of memory"),
+        ("57014", StoreUnavailable, "cancelled a statement"),
+        ("57P01", StoreUnavailable, "is shutting down"),
+        ("XX001", StoreUnavailable, "answered with the error XX001"),
+    ],
+)
+async def test_what_a_server_refuses_is_one_line_and_is_done_to_no_part(
+    code: str, error: type[StoreUnavailable], text: str
+) -> None:
+    """The event is the last row that the statement writes."""
+    async with opened(postgres_store()) as store:
+        session_id = await new(store)
+        await works(store, session_id)
+        link = store._link  # pyright: ignore[reportPrivateUsage]
+        await link.run(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+            f" $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{code}'; END $$;"
+            "CREATE TRIGGER refuses AFTER INSERT ON events EXECUTE FUNCTION refuse();"
+        )
+        await is_refused(store, session_id, error, text)
+        await link.run("DROP TRIGGER refuses ON events")
+        await works(store, session_id)
+
+
+async def test_a_server_whose_disk_is_full_refuses_writes_until_there_is_room(
+    tmp_path: Path,
+) -> None:
+    """A disk of its own, if this user may mount one; else the trigger of the test above is all."""
+    own = tmp_path / "server"
+    if not mounted(own, 256):
+        assert os.geteuid() != 0, "root may mount a disk"
+        return
+    try:
+        for each in (tmp_path, *tmp_path.parents):
+            if each.is_relative_to("/tmp") and each != Path("/tmp"):
+                each.chmod(each.stat().st_mode | 0o055)
+        server = PostgresServer(own)
+        server.start()
+        try:
+            async with opened(PostgresStore(server.url, timeout=TIMEOUT)) as store:
+                session_id = await new(store)
+                large = Draft(b'"' + b"x" * 60_000 + b'"')
+                with full(own), pytest.raises(StoreRefused, match="has a full disk"):
+                    for _ in range(200):
+                        await store.append(session_id, large, now=NOW)
+                await back(lambda: works(store, session_id))
+        finally:
+            server.kill()
+    finally:
+        unmount(own)
+
+
+async def test_limits_of_time_that_are_meant_for_other_programs_do_not_count() -> None:
+    """An operator sets them for a whole server. Its connection of the other program ends."""
+    options = ("statement_timeout=1", "lock_timeout=1", "idle_in_transaction_session_timeout=50")
+    options += ("idle_session_timeout=50",)
+    with postgres_server(*(each for one in options for each in ("-c", one))) as server:
+        async with opened(PostgresStore(server.url, timeout=TIMEOUT)) as store:
+            listener, ended = Listener(), asyncio.Event()
+            assert store.exchange is not None
+            await store.exchange.join("here", listener)
+            other = await asyncpg.connect(server.url)
+            other.add_termination_listener(lambda _: ended.set())
+            session_id = await new(store)
+            async with asyncio.timeout(30):
+                await ended.wait()
+            await works(store, session_id)
+            assert not listener.gaps
+
+
+async def test_a_row_that_somebody_locks_is_waited_for_until_the_timeout() -> None:
+    """Then the server gives the statement up as well: nothing of it is done later."""
+    async with used() as (server, store, session_id):
+        other = await asyncpg.connect(server.url)
+        async with other.transaction():
+            await other.execute("LOCK TABLE mcp_sessions.events IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(StoreUnavailable, match="did not answer|cancelled a statement"):
+                await store.append(session_id, Draft(b"{}"), now=NOW)
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            async with asyncio.timeout(30):
+                while await other.fetchval(waiting):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        await other.close()
+        head = await store.head(session_id)
+        assert head is not None and head.number == 0
+        await works(store, session_id)
+
+
+async def test_a_server_without_room_for_a_connection_says_so() -> None:
+    """And the next step has one."""
+    limits = ("-c", "max_connections=5", "-c", "superuser_reserved_connections=0")
+    with postgres_server(*limits) as server:
+        async with opened(PostgresStore(server.url, timeout=TIMEOUT)) as store:
+            session_id = await new(store)
+            others: list[Any] = []
+            with pytest.raises(asyncpg.TooManyConnectionsError):
+                while True:
+                    others.append(await asyncpg.connect(server.url))
+            calls = [store.load(session_id, now=NOW) for _ in range(3)]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            refused = [each for each in answers if isinstance(each, BaseException)]
+            assert refused and all(isinstance(each, StoreRefused) for each in refused)
+            assert all("has too many connections (max_connections)" in str(e) for e in refused)
+            for each in others:
+                await each.close()
+            await back(lambda: works(store, session_id))
+
+
+# --- failover ----------------------------------------------------------------------------------
+
+
+async def test_a_store_with_all_servers_in_its_url_follows_the_primary(tmp_path: Path) -> None:
+    """CUP8. The standby has all that the primary answered; what it logs has other ids."""
+    with postgres_server() as primary, postgres_server() as standby:
+        url = f"postgresql://sessions@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres"
+        standby.stop()
+        standby.follow(primary)
+        with pytest.raises(StoreRefused, match="is a standby|is read-only"):
+            async with opened(PostgresStore(standby.url, timeout=TIMEOUT)):
+                pass
+        async with opened(PostgresStore(url, timeout=TIMEOUT)) as store:
+            session_id = await new(store)
+            stored = await store.append(session_id, Draft(b"{}"), now=NOW)
+            assert stored is not None
+            assert await store.admit(session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=KEY)
+            primary.wait_until_followed()
+            primary.kill()
+            with pytest.raises(StoreUnavailable):
+                await store.append(session_id, Draft(b"{}"), now=NOW)
+            standby.promote()
+            record = await back(lambda: store.load(session_id, now=NOW))
+            assert record is not None
+            head = await store.head(session_id)
+            assert head is not None and head.log_epoch > stored.event.position.log_epoch
+            admitted = await store.admit(
+                session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=KEY
+            )
+            assert admitted is not None and admitted.key is Begun.RUNNING
+            await works(store, session_id)

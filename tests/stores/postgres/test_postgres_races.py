@@ -15,6 +15,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import EVENTS, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores.contract import StateConflict
 from mcp_sessions.stores.postgres import PostgresStore
 from mcp_sessions.stores.record_changes import SetLogLevel
 from mcp_sessions.stores.records import Attachment
@@ -99,7 +100,7 @@ async def test_a_session_is_used_also_if_somebody_changes_it_meanwhile() -> None
     """SES14. An event that comes uses no session: its deadline would stay where it was."""
     async with two() as (here, there):
         session_id = await new(here)
-        before(here, "write", lambda: there.append(session_id, Draft(b"{}"), now=NOW))
+        before(here, "_write", lambda: there.append(session_id, Draft(b"{}"), now=NOW))
         await here.touch([session_id], now=NOW + 50)
         record = await here.load(session_id, now=NOW + 50)
         assert record is not None and record.life.expires_at == NOW + 50 + 500
@@ -120,7 +121,7 @@ async def test_an_event_whose_number_is_there_is_stored_under_the_next_reading()
             )
             before(here, "read", lambda: link.fetch("DELETE FROM events"))
 
-        before(here, "write", is_there)
+        before(here, "_write", is_there)
         appended = await here.append(session_id, Draft(b"{}"), now=NOW)
         assert appended is not None and appended.event.number == 1
 
@@ -141,7 +142,7 @@ async def test_a_session_that_is_made_anew_under_its_id_gets_nothing_of_the_one_
             await made(there, "new")
 
         await made(here, "old")
-        before(here, "write", anew)
+        before(here, "_write", anew)
         record = await here.change_state(session_id, {"later": 1}, ())
         assert record is not None and set(record.state.values) == {"new", "later"}
 
@@ -193,7 +194,7 @@ async def test_a_session_falls_asleep_also_if_somebody_changes_it_meanwhile() ->
     async with two() as (here, there):
         session_id = await new(here)
         await here.append(session_id, Draft(b"{}"), now=NOW)
-        before(here, "write", lambda: there.change(session_id, SetLogLevel("debug")))
+        before(here, "_write", lambda: there.change(session_id, SetLogLevel("debug")))
         await here.sleep(now=NOW + IDLE)
         assert await events_of(there) == 0
 
@@ -238,3 +239,62 @@ async def test_a_whole_session_whose_row_somebody_took_away_is_added_again() -> 
         before(here, "read", lambda: there.end(session_id))
         assert await here.add_whole(whole)
         assert await there.session_ids() == [session_id]
+
+
+def statements(store: PostgresStore) -> list[str]:
+    """What the store sends from now on, one after the other: its first word."""
+    link = store._link  # pyright: ignore[reportPrivateUsage]
+    sent: list[str] = []
+    fetch = link.fetch
+
+    async def counted(sql: str, *values: Any) -> Any:
+        sent.append(sql.split()[0])
+        return await fetch(sql, *values)
+
+    link.fetch = counted  # pyright: ignore[reportAttributeAccessIssue]
+    return sent
+
+
+async def test_a_step_is_two_statements_and_one_for_who_wrote_the_session_last() -> None:
+    """Of one that needs its row alone. If another process wrote it since, nothing is lost."""
+    async with two() as (here, there):
+        session_id = await new(here)
+
+        async def tells(store: PostgresStore, name: str) -> int:
+            sent = statements(store)
+            assert await store.change_state(session_id, {name: 1}, ()) is not None
+            return len(sent)
+
+        assert [await tells(here, "a"), await tells(here, "b")] == [2, 1]
+        assert [await tells(there, "c"), await tells(there, "d")] == [2, 1]
+        # Its first statement writes nothing, and brings the row.
+        assert [await tells(here, "e"), await tells(here, "f")] == [2, 1]
+        record = await there.load(session_id, now=NOW)
+        assert record is not None and set(record.state.values) == set("abcdef")
+
+
+async def test_what_a_step_does_not_write_is_decided_from_a_row_that_was_read() -> None:
+    """Another process changed it, and this one knows the row before."""
+    async with two() as (here, there):
+        session_id = await new(here)
+        for store, value in ((here, 1), (there, 2)):
+            assert await store.change_state(session_id, {"a": value}, ()) is not None
+        with pytest.raises(StateConflict) as conflict:
+            await here.change_state(session_id, {"a": 3}, (), expected_version=1)
+        assert conflict.value.record.state.values == {"a": 2}
+        assert await here.change_state(session_id, {"a": 3}, (), expected_version=2) is not None
+        await there.end(session_id)
+        assert await here.change_state(session_id, {"a": 4}, ()) is None
+
+
+async def test_a_row_of_another_line_is_not_written_over() -> None:
+    """CUP8. After a failover its version may be that of a row that was lost."""
+    async with two() as (here, there):
+        session_id = await new(here)
+        assert await here.change_state(session_id, {"here": 1}, ()) is not None
+        known = here._known[session_id]  # pyright: ignore[reportPrivateUsage]
+        assert await there.change_state(session_id, {"there": 1}, ()) is not None
+        old = known._replace(line="0" + known.line, version=known.version + 1)
+        here._known[session_id] = old  # pyright: ignore[reportPrivateUsage]
+        record = await here.change_state(session_id, {"later": 1}, ())
+        assert record is not None and set(record.state.values) == {"here", "there", "later"}
