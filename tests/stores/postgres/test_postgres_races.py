@@ -281,7 +281,7 @@ async def test_what_a_step_does_not_write_is_decided_from_a_row_that_was_read() 
             assert await store.change_state(session_id, {"a": value}, ()) is not None
         with pytest.raises(StateConflict) as conflict:
             await here.change_state(session_id, {"a": 3}, (), expected_version=1)
-        assert conflict.value.record.state.values == {"a": 2}
+        assert conflict.value.newest.state.values == {"a": 2}
         assert await here.change_state(session_id, {"a": 3}, (), expected_version=2) is not None
         await there.end(session_id)
         assert await here.change_state(session_id, {"a": 4}, ()) is None
