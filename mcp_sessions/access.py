@@ -95,7 +95,7 @@ class Access:
 
     def _allowed(self) -> Allowed:
         from mcp_sessions.authentication.allowing import Allowed
-        from mcp_sessions.server.upstream.sdk.providers import VERIFY_MAIL
+        from mcp_sessions.server.upstream.sdk.identity_providers import VERIFY_MAIL
 
         return Allowed(self.allow, verifies_mail=self.auth in VERIFY_MAIL)
 
@@ -131,13 +131,13 @@ class Access:
         self, name: str, keys: ApiKeys | None
     ) -> Callable[[str], Authentication | None]:
         from mcp_sessions.authentication.identity_service import IdentityService
-        from mcp_sessions.server.upstream.sdk.providers import provider_of
+        from mcp_sessions.server.upstream.sdk.identity_providers import provider_of
 
         service = IdentityService(time.monotonic)
         provider = provider_of(name, service=service)
 
         def authentication_of(_: str) -> Authentication | None:
-            from mcp_sessions.server.upstream.sdk.provided import provided
+            from mcp_sessions.server.upstream.sdk.identity_providers import provided
 
             made = provided(provider, name, self._allowed(), time.time, keys, service)
             return made.requiring(self.auth_scope)

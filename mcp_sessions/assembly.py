@@ -58,10 +58,10 @@ from mcp_sessions.server.dispatch.stages.tasks import TaskCalls, TaskMethods
 from mcp_sessions.server.reporting.audit import Audit
 from mcp_sessions.server.reporting.store_watch import StoreWatch
 from mcp_sessions.server.requests.joining import Joining
+from mcp_sessions.server.requests.long_calls import LongSilences
 from mcp_sessions.server.requests.outbound import Ways
 from mcp_sessions.server.requests.outcome import Outcomes
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.requests.silence import LongSilences
 from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import Upstream

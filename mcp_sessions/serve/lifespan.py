@@ -40,7 +40,7 @@ from mcp_sessions.server.dispatch.gauges import Gauges
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.reporting.store_watch import StoreWatch
 from mcp_sessions.server.requests.blocking import watched_loop
-from mcp_sessions.server.requests.silence import LongSilences
+from mcp_sessions.server.requests.long_calls import LongSilences
 from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import Upstream

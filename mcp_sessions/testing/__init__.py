@@ -33,7 +33,6 @@ from mcp_sessions.testing import (
     life_checks,
     log_checks,
     sleeping,
-    story_checks,
     whole_checks,
 )
 from mcp_sessions.testing.parts import Check, MakeStore, MakeTwoStores
@@ -72,7 +71,6 @@ STORE_CHECKS: Sequence[Check] = _checks(
     belongings_checks,
     change_checks,
     whole_checks,
-    story_checks,
     of="make",
 )
 """The rules, by name. Run them one by one to see which of them a store breaks."""

@@ -27,8 +27,12 @@ from mcp_sessions.authentication.allowing import Allowed
 from mcp_sessions.authentication.credential import CannotVerify
 from mcp_sessions.authentication.identity_service import IdentityService
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.server.upstream.sdk.provided import ProvidedVerifier
-from mcp_sessions.server.upstream.sdk.providers import PROVIDERS, provider_of, verifier_of
+from mcp_sessions.server.upstream.sdk.identity_providers import (
+    PROVIDERS,
+    ProvidedVerifier,
+    provider_of,
+    verifier_of,
+)
 from tests.support.children import CHILD
 from tests.support.issuers import Login, jwk
 from tests.support.processes import free_port

@@ -41,8 +41,8 @@ from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.dispatch.history import History
-from mcp_sessions.server.dispatch.long_ones import LongOnes
 from mcp_sessions.server.dispatch.sealed_state import SealedState
+from mcp_sessions.server.requests.long_calls import LongOnes
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.limits import most_of_one

@@ -53,7 +53,6 @@ from mcp_sessions.stores.redis.redis_connection import (
 )
 from mcp_sessions.stores.redis.redis_events import EventsInRedis
 from mcp_sessions.stores.redis.redis_sessions import LivesInRedis
-from mcp_sessions.stores.redis.redis_whole import WholeInRedis
 from mcp_sessions.stores.redis.sentinel import SUFFIX, check_sentinel_url
 
 
@@ -115,7 +114,7 @@ OLDEST_VERSION = 7
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
 
 
-class RedisStore(LivesInRedis, EventsInRedis, BelongingsInRedis, WholeInRedis):
+class RedisStore(LivesInRedis, EventsInRedis, BelongingsInRedis):
     """A :class:`~mcp_sessions.stores.contract.SessionStore` of Lua scripts."""
 
     name = NAME

@@ -54,8 +54,6 @@ from mcp_sessions.server.upstream.external.beginning import (
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_eras import VERSION
 from mcp_sessions.server.upstream.external.child_requests import ChildRefused
-from mcp_sessions.server.upstream.external.failures import Failures
-from mcp_sessions.server.upstream.external.room import EVICTABLE, LOOKS, WAITS, Room, Starts
 from mcp_sessions.server.upstream.external.server_messages import Notifier
 from mcp_sessions.server.upstream.external.slot import (
     ONE_CLIENT,
@@ -63,6 +61,14 @@ from mcp_sessions.server.upstream.external.slot import (
     Services,
     Sessionless,
     Slot,
+)
+from mcp_sessions.server.upstream.external.starts import (
+    EVICTABLE,
+    LOOKS,
+    WAITS,
+    Failures,
+    Room,
+    Starts,
 )
 from mcp_sessions.server.upstream.port import UpstreamError
 

@@ -44,7 +44,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Client, Forgotten, Later, Waiting
-from mcp_sessions.server.upstream.external.launcher import Launcher
+from mcp_sessions.server.upstream.external.launcher import Launcher, memory_of
 from mcp_sessions.server.upstream.external.output import Line, TooLong
 from mcp_sessions.server.upstream.external.process import ChildProcess, Label, Processes
 from mcp_sessions.server.upstream.external.reading import (
@@ -53,7 +53,6 @@ from mcp_sessions.server.upstream.external.reading import (
     outlined,
 )
 from mcp_sessions.server.upstream.external.slot import Slot
-from mcp_sessions.server.upstream.external.system_processes import memory_of
 from mcp_sessions.server.upstream.external.warm import WarmProcesses
 from mcp_sessions.server.upstream.external.wire import (
     ChildConnection,

@@ -25,13 +25,13 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from mcp_sessions.background import Background
 from mcp_sessions.server.upstream.external.process import ChildProcess
-from mcp_sessions.server.upstream.external.system_processes import children_of
 from mcp_sessions.stdio_server import StdioServer
 
 logger = logging.getLogger(__name__)
@@ -207,3 +207,38 @@ def _command_of(pid: int, server: StdioServer) -> Command:
 def _words(pid: int, name: str) -> list[str]:
     with open(f"/proc/{pid}/{name}", "rb") as file:
         return [os.fsdecode(each) for each in file.read().split(b"\0")[:-1]]
+
+
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the children of a process: those of each of its threads."""
+    found: list[int] = []
+    with suppress(*_GONE):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def memory_of(pid: int) -> int | None:
+    """Return the bytes that a process and its descendants take. A page that several processes
+    share counts as a part for each. None: the system does not say.
+    """
+    sizes = [size for each in _tree(pid) if (size := _size(each)) is not None]
+    return sum(sizes) if sizes else None
+
+
+def _tree(pid: int) -> Iterator[int]:
+    yield pid
+    for child in children_of(pid):
+        yield from _tree(child)
+
+
+def _size(pid: int) -> int | None:
+    with suppress(*_GONE), open(f"/proc/{pid}/smaps_rollup") as file:
+        for line in file:
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return None

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mcp_sessions import StdioServer
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.children import Children
-from mcp_sessions.server.upstream.external.failures import Failures
 from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Slot
+from mcp_sessions.server.upstream.external.starts import Failures
 from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support.children import child_world
 

@@ -16,7 +16,7 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
 from mcp_sessions import ConfigurationError, Conversations, metrics
-from mcp_sessions.server.upstream.external import process, room
+from mcp_sessions.server.upstream.external import process, starts
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.slot import Slot
 from tests.support.children import child, child_world, children_of, is_alive, until
@@ -391,7 +391,7 @@ async def test_who_was_cut_comes_back_for_its_session_though_there_is_room_for_n
     """Its new connection shakes hands like the one before, and takes nobody's process, its own
     session's least of all. What needs a process of its own there is refused.
     """
-    monkeypatch.setattr(room, "EVICTABLE", 0.0)
+    monkeypatch.setattr(starts, "EVICTABLE", 0.0)
     async with duplex_world(server=child(max_children=1)) as w:
         peer = await w.connected("websocket")
         session = await peer.start()
@@ -401,7 +401,7 @@ async def test_who_was_cut_comes_back_for_its_session_though_there_is_room_for_n
             peer = await w.connected("websocket")
             await peer.resume(session["sessionId"], session["sessionEventId"])
             assert await peer.text("pid") == pid
-        monkeypatch.setattr(room, "EVICTABLE", 60.0)
+        monkeypatch.setattr(starts, "EVICTABLE", 60.0)
         refused = await peer.answer(await peer.call("pid", meta=in_session(None)))
         assert refused["error"]["data"]["limit"] == "max_children"
 

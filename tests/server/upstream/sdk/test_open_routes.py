@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from mcp_sessions.core.buckets import BURST
-from mcp_sessions.server.upstream.sdk.provided import (
+from mcp_sessions.server.upstream.sdk.identity_providers import (
     LARGEST_BODY,
     LONGEST_QUERY,
     REGISTRATIONS,

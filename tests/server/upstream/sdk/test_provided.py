@@ -15,7 +15,7 @@ from mcp_sessions.authentication.allowing import Allowed
 from mcp_sessions.authentication.credential import CannotVerify, Credential, NotAllowed
 from mcp_sessions.authentication.key_file import minted
 from mcp_sessions.authentication.verdicts import KEPT, REMEMBERED
-from mcp_sessions.server.upstream.sdk.provided import (
+from mcp_sessions.server.upstream.sdk.identity_providers import (
     FRESH,
     LARGEST_BODY,
     REFUSED,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions import StdioServer
-from mcp_sessions.server.upstream.external.system_processes import memory_of
+from mcp_sessions.server.upstream.external.launcher import memory_of
 from tests.server.upstream.external.test_children import starts
 from tests.support.children import CHILD, children_of, until
 from tests.support.world import World, world
