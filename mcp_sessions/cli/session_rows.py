@@ -9,19 +9,20 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
 from mcp_sessions.cli.output import out
 from mcp_sessions.cli.tables import fitted, print_table
-from mcp_sessions.core.ends import SessionEnd, duration
+from mcp_sessions.core.ends import EndReason, SessionEnd, duration
+from mcp_sessions.core.life import lifetime_ends_first
 from mcp_sessions.core.messages import encode, members_of
 from mcp_sessions.core.states import Mode
-from mcp_sessions.core.story import Told, read
+from mcp_sessions.core.story import Told, read, why_it_lives
 from mcp_sessions.ids import EVENTS, GET_STREAM, SessionId, digest, process_of, replica_name
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.ends_contract import client_name, principal_name
+from mcp_sessions.stores.ends_contract import client_name, end_of, principal_name
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.whole_sessions import WholeSession
 
@@ -127,8 +128,13 @@ def details(whole: WholeSession, view: View) -> dict[str, Any]:
     peer, current = record.client.peer, record.client.current
     events = whole.logs.get(EVENTS) or whole.logs.get(GET_STREAM)
     keys = Counter(entry.state.value for _, entry in whole.keys)
+    row = row_of(record, view)
+    why, change = why_it_lives(record.story, is_attached=row["transport"] != NOWHERE)
     return {
-        **row_of(record, view),
+        **row,
+        "ended": False,
+        "why": why,
+        "change": change,
         "scopes": sorted(record.principal.scopes),
         "createdAt": moment(record.life.created_at),
         "endsAt": moment(record.life.ends_at),
@@ -162,9 +168,10 @@ def told_row(told: Told) -> dict[str, Any]:
 
 
 def print_row(row: Mapping[str, Any]) -> None:
-    """Print one session, and its story below."""
+    """Print why one session is as it is and what to change, then the rest, and its story below."""
     story: list[dict[str, Any]] = row["story"]
-    plain = [name for name in row if name not in ("story", "foldedEntries")]
+    first = ("why", "change")
+    plain = [*first, *(each for each in row if each not in (*first, "story", "foldedEntries"))]
     print_table([[name, cell(name, row[name])] for name in plain], wraps=[1])
     if row["foldedEntries"]:
         out(f"{row['foldedEntries']} older entries are not kept")
@@ -213,6 +220,7 @@ def end_row(end: SessionEnd) -> dict[str, Any]:
         "reason": end.reason.value,
         "limit": end.limit,
         "why": str(end),
+        "change": end.advice,
         "mode": end.mode.value if end.mode is not None else None,
         "client": end.client,
         "principal": end.principal,
@@ -226,6 +234,15 @@ def end_details(end: SessionEnd) -> dict[str, Any]:
     told = story_of(end.story, created_at)
     told["story"].append(told_row(Told(end.at, "ended", {}, f"ended: {end}")))
     return end_row(end) | told
+
+
+def not_noted(record: SessionRecord, view: View) -> SessionEnd:
+    """Return the end of a session whose time has passed, and that no server has ended yet."""
+    at = record.life.expires_at
+    why = EndReason.LIFETIME if lifetime_ends_first(record.life) else EndReason.IDLE
+    idle = idle_of(record, replace(view, now=at))
+    age = at - record.life.created_at
+    return end_of(record, why, at, age=age, idle=None if math.isnan(idle) else idle)
 
 
 def print_ends(ends: Sequence[SessionEnd], view: View) -> None:

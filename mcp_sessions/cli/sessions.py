@@ -32,6 +32,7 @@ from mcp_sessions.cli.session_rows import (
     end_details,
     is_wanted,
     moment,
+    not_noted,
     print_ends,
     print_found,
     print_list,
@@ -112,14 +113,14 @@ def _from_environment(options: argparse.Namespace) -> list[Setting]:
 async def _run(options: argparse.Namespace) -> int:
     operator_store = await open_for_operator(options.store, ended_outside)
     try:
-        view, live = await _look(options, operator_store)
+        view, live, expired = await _look(options, operator_store)
         match options.what:
             case "list" if options.ended:
-                print_ends(await operator_store.ends(), view)
+                print_ends(await _ends(operator_store, expired), view)
             case "list":
                 print_list([each for each in live if is_wanted(each, view)], view)
             case "show":
-                await _show(operator_store, live, view)
+                await _show(operator_store, live, expired, view)
             case "top":
                 await _top(options, operator_store)
             case "end":
@@ -136,16 +137,32 @@ async def _run(options: argparse.Namespace) -> int:
 
 async def _look(
     options: argparse.Namespace, operator_store: OperatorStore
-) -> tuple[View, list[SessionRecord]]:
+) -> tuple[View, list[SessionRecord], list[SessionEnd]]:
+    """Look at a store: the live sessions, and those that expired and that no server ended yet."""
     now = time.time()
     stored = await operator_store.all_sessions()
     live = [each for each in stored if not has_come(each.life.expires_at, now)]
-    return View(options, frozenset(each.session_id for each in live), now), live
+    view = View(options, frozenset(each.session_id for each in live), now)
+    expired = [not_noted(each, view) for each in stored if each.session_id not in view.known]
+    return view, live, expired
 
 
-async def _show(operator_store: OperatorStore, live: Sequence[SessionRecord], view: View) -> None:
-    options = view.options
-    found = await _meant(options.session, live, operator_store)
+async def _ends(
+    operator_store: OperatorStore, expired: Sequence[SessionEnd]
+) -> Sequence[SessionEnd]:
+    remembered = await operator_store.ends()
+    known = {end.session for end in remembered}
+    return [*remembered, *(end for end in expired if end.session not in known)]
+
+
+async def _show(
+    operator_store: OperatorStore,
+    live: Sequence[SessionRecord],
+    expired: Sequence[SessionEnd],
+    view: View,
+) -> None:
+    options, ends = view.options, await _ends(operator_store, expired)
+    found = await _meant(options.session, live, ends, operator_store)
     if len(found) > 1:
         print_found(found, view)
         return
@@ -158,7 +175,8 @@ async def _show(operator_store: OperatorStore, live: Sequence[SessionRecord], vi
         row = details(whole, view)
     elif isinstance(one, SessionRecord):
         # It ended while the command ran.
-        row = end_details(await _end_of(one.session_id, operator_store))
+        ends = await operator_store.ends()
+        row = end_details(await _end_of(one.session_id, ends, operator_store))
     else:
         row = end_details(one)
     if options.json:
@@ -214,7 +232,7 @@ async def _top(options: argparse.Namespace, operator_store: OperatorStore) -> No
     """Show the sessions that were used last, again and again. Without a terminal: once."""
     is_terminal = sys.stdout.isatty()
     while True:
-        view, live = await _look(options, operator_store)
+        view, live, _ = await _look(options, operator_store)
         lines = screen(live, await operator_store.ends(), view)
         # From the top of the screen; what was there before is erased, line by line.
         begin, erase, end = ("\x1b[H", "\x1b[K\n", "\x1b[J") if is_terminal else ("", "\n", "")
@@ -225,7 +243,10 @@ async def _top(options: argparse.Namespace, operator_store: OperatorStore) -> No
 
 
 async def _meant(
-    name: str, live: Sequence[SessionRecord], operator_store: OperatorStore
+    name: str,
+    live: Sequence[SessionRecord],
+    ends: Sequence[SessionEnd],
+    operator_store: OperatorStore,
 ) -> Sequence[SessionRecord | SessionEnd]:
     """Return the sessions that a whole id, the first digits of a digest, or a client's name mean.
 
@@ -235,12 +256,11 @@ async def _meant(
     record = _found(name, live)
     if record is not None:
         return [record]
-    ends = await operator_store.ends()
     of_client = [
         *(each for each in ends if _is_called(name, each.client)),
         *(each for each in live if _is_called(name, client_name(each.client.peer))),
     ]
-    return of_client or [await _end_of(name, operator_store)]
+    return of_client or [await _end_of(name, ends, operator_store)]
 
 
 def _is_called(name: str, client: str | None) -> bool:
@@ -280,11 +300,11 @@ def _found(name: str, live: Sequence[SessionRecord]) -> SessionRecord | None:
     return found[0] if found else None
 
 
-async def _end_of(name: str, operator_store: OperatorStore) -> SessionEnd:
+async def _end_of(
+    name: str, ends: Sequence[SessionEnd], operator_store: OperatorStore
+) -> SessionEnd:
     named = name if _DIGITS.fullmatch(name) else digest(SessionId(name))
-    found = {
-        end.session: end for end in await operator_store.ends() if end.session.startswith(named)
-    }
+    found = {end.session: end for end in ends if end.session.startswith(named)}
     if len(found) > 1:
         raise ConfigurationError(f"{len(found)} sessions begin with {named}: give more digits")
     for end in found.values():
@@ -292,21 +312,25 @@ async def _end_of(name: str, operator_store: OperatorStore) -> SessionEnd:
     if not _DIGITS.fullmatch(name) and not _ID.fullmatch(name):
         raise ConfigurationError(
             "no such session: name it by 4 to 12 digits of its digest, by its whole id, or by its "
-            "client's name"
+            f"client's name. No client with that name has one: {await _since(ends, operator_store)}"
         )
-    raise ConfigurationError(f"no session {named}: {await _why_unknown(operator_store)}")
+    raise ConfigurationError(f"no session {named}: {await _since(ends, operator_store)}")
 
 
-async def _why_unknown(operator_store: OperatorStore) -> str:
-    days = round(REMEMBERED_FOR / 86_400)
-    kept = (
-        f"no such session is there, and no end of one is remembered ({MOST_ENDS}, {days} days). "
-        "A server that runs remembers an end some seconds after it"
+async def _since(ends: Sequence[SessionEnd], operator_store: OperatorStore) -> str:
+    """Say since when the store would know of a session, and why not of one before."""
+    days, made = round(REMEMBERED_FOR / 86_400), await operator_store.made()
+    known = time.time() - REMEMBERED_FOR
+    why = f"Ends are remembered for {days} days"
+    if len(ends) >= MOST_ENDS:
+        known = max(known, min(end.at for end in ends))
+        why = f"The newest {MOST_ENDS} ends are remembered"
+    if made is not None and made.at >= known:
+        known, why = made.at, "The store is new since then: what was before is gone"
+    return (
+        f"none is there, and none has ended since {moment(known)}. {why}. Or it never was in this "
+        "store: compare --store with the server's. A server notes an end some seconds after it"
     )
-    made = await operator_store.made()
-    if made is None:
-        return kept
-    return f"{kept}. This store is new since {moment(made.at)}: what was before is gone"
 
 
 def make_parser() -> types.OneLineParser:

@@ -13,7 +13,7 @@ from typing import Any
 
 from mcp_sessions.core.life import idle_time
 from mcp_sessions.core.states import BEGINS, Change, Mode, after
-from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.policy import SessionPolicy, how_to_raise
 
 MOST_ENDS = 10_000
 """Ends that a store remembers. The oldest go first."""
@@ -109,6 +109,28 @@ class SessionEnd:
                 return "the store was emptied or replaced"
             case EndReason.LOST:
                 return "its record was lost in the store"
+
+    @property
+    def advice(self) -> str:
+        """What an operator changes so that such a session stays."""
+        match self.reason:
+            case EndReason.IDLE:
+                return "to keep sessions longer, raise --forget-after (in memory: --idle-timeout)"
+            case EndReason.LIFETIME:
+                return "to keep sessions longer, raise max_lifetime of SessionPolicy, in Python"
+            case EndReason.CLIENT:
+                return "nothing: the client wanted it. If it did not, mend the client"
+            case EndReason.OPERATOR:
+                return "ask who runs `mcp-sessions sessions end` or calls layer.sessions.end()"
+            case EndReason.LIMIT:
+                return (
+                    f"set {how_to_raise(self.limit or '')}; or find out who has so many sessions: "
+                    "`mcp-sessions sessions list`"
+                )
+            case EndReason.EMPTIED:
+                return "give the sessions a database of their own, which nobody empties"
+            case EndReason.LOST:
+                return "set maxmemory-policy noeviction in Redis, and let nobody delete its keys"
 
     def to_json(self) -> dict[str, Any]:
         members = {

@@ -145,6 +145,27 @@ def read(story: str) -> tuple[int, list[Told]]:
     return folded, entries
 
 
+_ADVICE: Mapping[str, str] = {
+    Why.SLOW: "look at the client, and for a proxy that buffers",
+    Why.CREDENTIAL_EXPIRED: "the client has to come back with a new credential",
+    Why.REPLICA_GONE: "look at the log of that replica: it died, or was killed",
+}
+
+
+def why_it_lives(story: str, *, is_attached: bool) -> tuple[str, str]:
+    """Say of a session that lives why it has no connection, if it has none, and what to do."""
+    if is_attached:
+        return "it lives, and is attached", "nothing"
+    entry = next((each for each in reversed(read(story)[1]) if each.what in _MOVES), None)
+    why, advice = "it lives, and no connection has it", "nothing: its client can resume it"
+    if entry is None or entry.what != "detached":
+        return why, advice
+    return f"{why}: {entry.text}", _ADVICE.get(entry.facts["why"], advice)
+
+
+_MOVES = ("attached", "detached")
+
+
 def _told(found: re.Match[str]) -> Told | None:
     at, what, facts = float(found[1]), found[2], found[3].split()
     names = _FACTS.get(what)

@@ -21,7 +21,7 @@ from mcp_sessions.core.ends import (
     duration,
 )
 from mcp_sessions.core.messages import encode
-from mcp_sessions.core.story import Told, read
+from mcp_sessions.core.story import Told, read, why_it_lives
 from mcp_sessions.core.task import TaskRecord
 from mcp_sessions.dashboard.looks import Fleet, Look, Numbers, Row
 from mcp_sessions.ids import EVENTS, GET_STREAM, SessionId, digest, replica_name
@@ -275,30 +275,20 @@ def live(row: Row, whole: WholeSession, look: Look) -> Values:
         for call in each.get("calls", ())
         if call.get("session") == row.digest
     ]
+    why, _ = why_it_lives(record.story, is_attached=row.is_attached)
     return {
         "digest": row.digest,
         "is_live": True,
         "facts": facts,
         "related": related,
         "calls": calls,
-        "why": "It lives." if row.is_attached else _why_detached(record.story),
+        "why": f"{why[0].upper()}{why[1:]}.",
         **story(record.story, record.life.created_at, None),
     }
 
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
-
-
-def _why_detached(text: str) -> str:
-    """Why a session that lives has no connection."""
-    _, entries = read(text)
-    for entry in reversed(entries):
-        if entry.what == "detached":
-            return f"It lives, and no connection has it: {entry.text}."
-        if entry.what == "attached":
-            break
-    return "It lives, and no connection has it now."
 
 
 def ended(end: SessionEnd, look: Look) -> Values:

@@ -361,8 +361,8 @@ async def test_a_session_that_ended_is_shown_with_when_and_why(
 
         assert await run(path, "show", "0123456789ab") == 2
         said = capsys.readouterr().err
-        assert "no session 0123456789ab" in said and "This store is new since" in said
-        assert "A server that runs remembers an end some seconds after it" in said
+        assert "no session 0123456789ab" in said and "The store is new since then" in said
+        assert "A server notes an end some seconds after it" in said
 
 
 async def test_an_end_while_nobody_served_is_reported_by_the_next_server(
