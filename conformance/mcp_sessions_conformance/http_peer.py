@@ -2,7 +2,7 @@ import asyncio
 import functools
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
 from typing import Any, cast
 
 import httpx
@@ -31,6 +31,8 @@ NAMED_BY: Mapping[str, str] = {
     "tasks/cancel": "taskId",
 }
 """Maps a method to the member of ``params`` that the modern header ``Mcp-Name`` repeats."""
+
+Body = bytes | AsyncIterable[bytes] | None
 
 RAW = "raw"
 """The stream of what is looked at as HTTP, not as messages."""
@@ -113,13 +115,12 @@ class HttpPeer(Peer):
                     self.name, "--", f"{method}: HTTP {sent.status} {sent.ended} {sent.body}"
                 )
 
-    async def http(
-        self, verb: str, headers: Mapping[str, str], body: bytes | None, stream: str
-    ) -> Sent:
+    async def http(self, verb: str, headers: Mapping[str, str], body: Body, stream: str) -> Sent:
         sent = Sent(None, verb)
         merged = _merged(self.headers(), headers)
         shown = {name: value for name, value in merged.items() if name.lower() != "authorization"}
-        self.transcript.note(self.name, "->", f"{verb} {shown} {(body or b'').decode()}")
+        shown_body = (body or b"").decode() if not isinstance(body, AsyncIterable) else "..."
+        self.transcript.note(self.name, "->", f"{verb} {shown} {shown_body}")
         self.start(sent, verb, merged, body, stream)
         return sent
 
@@ -141,7 +142,7 @@ class HttpPeer(Peer):
         return sent
 
     def start(
-        self, sent: Sent, verb: str, headers: dict[str, str], body: bytes | None, stream: str
+        self, sent: Sent, verb: str, headers: dict[str, str], body: Body, stream: str
     ) -> None:
         sent.task = asyncio.create_task(self._exchange(sent, verb, headers, body, stream))
         self._tasks.add(sent.task)
@@ -161,7 +162,7 @@ class HttpPeer(Peer):
     # --- what came -------------------------------------------------------------------------
 
     async def _exchange(
-        self, sent: Sent, verb: str, headers: dict[str, str], body: bytes | None, stream: str
+        self, sent: Sent, verb: str, headers: dict[str, str], body: Body, stream: str
     ) -> None:
         how = "the response was cut"
         try:

@@ -381,6 +381,20 @@ ASC12: no-metadata-on-completion-complete by every-methods-result-carries-the-me
 ASC12: no-metadata-on-resources-subscribe by every-methods-result-carries-the-metadata
 ASC12: no-metadata-on-resources-unsubscribe by every-methods-result-carries-the-metadata
 ASC12: no-metadata-on-ping by every-methods-result-carries-the-metadata
+SES3: newest-session-for-all by what-has-no-session-concerns-none
+RES3: resumes-where-no-session-is by a-session-is-resumed-on-any-connection
+RES8: in-place-replays-nothing by resume-in-place-replays-what-follows
+EVT1: subscribes-to-what-begins-alike by an-update-is-for-its-uri-alone
+EVT13: keeps-subscribed by subscribing-twice-is-subscribing
+EVT4: talks-where-it-was-asked by a-handlers-message-goes-where-its-session-is
+EVT10: talks-where-it-was-asked by what-a-handler-says-waits
+CUP17: marks-the-replay by every-kind-of-event-is-replayed-as-stored
+CUP18: drops-larger by a-large-event-drops-only-what-is-older
+REQ3: cancels-the-first-of-an-id by a-cancel-reaches-every-open-request-of-an-id
+ATT8: one-stalls-all-events by a-client-that-takes-nothing-delays-no-event
+HTL7: goes-on-after-a-get by after-a-get-without-position-nothing-comes
+ASC10: tolerates-malformed-notifications by a-notification-with-malformed-metadata-has-no-effect
+HTL13: serves-what-it-ended by a-connection-that-ends-during-a-body-is-404
 """
 
 

@@ -1,6 +1,7 @@
 """Steps below messages (HTTP, frames, streams), and about captured values."""
 
 import json
+from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 from mcp_sessions_conformance.http_peer import RAW, HttpPeer
@@ -44,7 +45,11 @@ async def http(scene: Scene, step: Json) -> None:
         given = scene.fill(body)
         encoded = given.encode() if isinstance(given, str) else json.dumps(given).encode()
         headers.setdefault("Content-Type", "application/json")
-    sent = await peer.http(step["verb"], headers, encoded, RAW)
+    if encoded is not None and step.get("ends_meanwhile", False):
+        headers["Content-Length"] = str(len(encoded))
+        sent = await peer.http(step["verb"], headers, _with_a_delete_inside(peer, encoded), RAW)
+    else:
+        sent = await peer.http(step["verb"], headers, encoded, RAW)
     await peer.until(
         lambda: sent if sent.status is not None or sent.ended else None,
         lambda: f"the response to {step['verb']}",
@@ -68,6 +73,13 @@ async def http(scene: Scene, step: Json) -> None:
         scene.matches("the body", step["json"], document)
     if sent.status == 200 and step["verb"] == "GET" and sent.task is not None:
         sent.task.cancel()
+
+
+async def _with_a_delete_inside(peer: HttpPeer, body: bytes) -> AsyncGenerator[bytes]:
+    half = len(body) // 2
+    yield body[:half]
+    await peer.finished(await peer.http("DELETE", {}, None, RAW))
+    yield body[half:]
 
 
 async def frame(scene: Scene, step: Json) -> None:

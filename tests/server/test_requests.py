@@ -73,6 +73,20 @@ async def test_a_cancellation_reaches_all_that_have_the_id(w: World, client: Raw
     assert text_of(await other.result()) == "through other"
 
 
+@pytest.mark.parametrize("named", [{"sessionId": "nobody"}, {"sessionId": 5}, False, ""])
+async def test_a_cancellation_for_a_session_that_is_not_there_has_no_effect(
+    named: object, w: World, client: RawClient
+) -> None:
+    """ASC10. It named a session that nobody knows, and cancelled what has its id."""
+    sent = await waiting(w, client, request_id=1)
+    about: Json = {"requestId": 1, "_meta": {"io.modelcontextprotocol/session": named}}
+
+    await client.notify("notifications/cancelled", about)
+
+    w.box.gate("g").go.set()
+    assert text_of(await sent.result()) == "through g"
+
+
 async def test_an_id_can_be_used_again_when_it_was_answered(client: RawClient) -> None:
     """Stock clients do not, and others may."""
     for _ in range(3):

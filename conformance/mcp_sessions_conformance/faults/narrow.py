@@ -6,11 +6,13 @@ from mcp_sessions_conformance.fault import Case, Fault, Http, Late, Rewritten
 from mcp_sessions_conformance.faults.shared_faults import (
     DETACHED,
     LISTEN,
+    RESUME,
     START,
     UPDATED,
     answer,
     arguments,
     code_of,
+    due_of,
     in_results,
     is_event,
     meta_of,
@@ -152,7 +154,189 @@ def _no_host(http: Http) -> None:
     http.asked.pop("host", None)
 
 
+def _newest_session_for_all(case: Case) -> Rewritten:
+    sessions = [session for talk in case.talks.values() for session in talk.sessions]
+    if (
+        not tool(case.message)
+        or case.talk.sessions
+        or not sessions
+        or meta_of(case.message).get(SESSION)
+    ):
+        return None
+    case.message["params"].setdefault("_meta", {})[SESSION] = {"sessionId": sessions[-1]}
+    return [case.message]
+
+
+def _resumes_where_no_session_is(case: Case) -> Rewritten:
+    wanted = params_of(case.message).get("sessionId")
+    if case.message.get("method") != RESUME or set(case.talk.sessions) <= {wanted}:
+        return None
+    data = {"sessionId": wanted}
+    case.answers.append(refuse(case.message, -32043, "Session not found", data))
+    return []
+
+
+def _in_place_replays_nothing(result: Json, case: Case) -> None:
+    elsewhere = [talk for talk in case.talks.values() if talk is not case.talk]
+    wanted = str(params_of(case.asked or {}).get("sessionId"))
+    if case.talk.sessions.count(wanted) > 1 and not any(wanted in t.sessions for t in elsewhere):
+        result["replayed"] = 0
+
+
+def _begins_alike(case: Case) -> Rewritten:
+    uri = str(arguments(case.message).get("uri"))
+    if tool(case.message) != "update" or not uri.endswith("/more"):
+        return None
+    arguments(case.message)["uri"] = uri.removesuffix("/more")
+    return [case.message]
+
+
+def _talks_where_it_was_asked(case: Case) -> Rewritten:
+    is_elsewhere = named(case.message) is not None and named(case.message) not in case.talk.sessions
+    if tool(case.message) not in ("emit", "say") or not is_elsewhere:
+        return None
+    meta_of(case.message)[SESSION] = None
+    return [case.message]
+
+
+def _marks_the_replay(case: Case) -> Rewritten:
+    if not due_of(case):
+        return None
+    case.memory["due"] -= 1
+    params_of(case.message)["isReplay"] = True
+    return [case.message]
+
+
+def _learns_larger(case: Case) -> Rewritten:
+    if arguments(case.message).get("length", 0) > 150_000:
+        case.memory["large"] = True
+    return None
+
+
+def _drops_larger(result: Json, case: Case) -> None:
+    if case.memory.get("large") and result.get("catchup") is True:
+        result.update(catchup=False, reason="evicted", replayed=0)
+
+
+def _renames_the_second(case: Case) -> Rewritten:
+    """A cancel by the id then reaches the first request only."""
+    if tool(case.message) != "hold" or "id" not in case.message:
+        return None
+    open_ids = case.memory.setdefault(("open", case.talk.name), list[Any]())
+    request_id = case.message["id"]
+    open_ids.append(request_id)
+    if open_ids.count(request_id) == 1:
+        return None
+    case.message["id"] = f"{request_id}-{len(open_ids)}"
+    case.memory[case.message["id"]] = request_id
+    return [case.message]
+
+
+def _gives_its_name_back(case: Case) -> Rewritten:
+    first = case.memory.get(case.message.get("id")) if "method" not in case.message else None
+    return None if first is None else [{**case.message, "id": first}]
+
+
+def _learns_flood(case: Case) -> Rewritten:
+    if tool(case.message) == "say" and arguments(case.message).get("length", 0) > 50_000:
+        case.memory["flooded"] = True
+    return None
+
+
+def _stalls_all_events(case: Case) -> Rewritten:
+    return [] if is_event(case.message) and case.memory.get("flooded") else None
+
+
+def _stays_attached(http: Http) -> None:
+    if http.verb == "GET" and "sse" in http.memory and "last-event-id" not in http.asked:
+        http.asked["last-event-id"] = http.memory["sse"]
+        http.memory["attached"] = True
+
+
+def _goes_on_after_a_get(case: Case) -> Rewritten:
+    if (case.asked or {}).get("method") == RESUME:
+        case.memory["attached"] = False
+    was_missed = is_event(case.message) and case.message["method"] == UPDATED
+    return [] if was_missed and case.memory.get("attached") else None
+
+
+def _tolerates_malformed_notifications(case: Case) -> Rewritten:
+    is_cancel = case.message.get("method") == "notifications/cancelled"
+    if not is_cancel or SESSION not in meta_of(case.message):
+        return None
+    del meta_of(case.message)[SESSION]
+    return [case.message]
+
+
+def _serves_what_it_ended(http: Http) -> None:
+    own = http.asked.get("mcp-session-id")
+    if http.verb == "DELETE":
+        http.memory["ended"] = own
+    elif http.verb == "POST" and own is not None and http.memory.get("ended") == own:
+        http.answer = 200, {"jsonrpc": "2.0", "id": "late", "result": {}}
+
+
 FAULTS = (
+    Fault(
+        "newest-session-for-all",
+        "serves who has no session in the newest one",
+        to_server=_newest_session_for_all,
+    ),
+    Fault(
+        "resumes-where-no-session-is",
+        "resumes only where no other session is",
+        to_server=_resumes_where_no_session_is,
+    ),
+    Fault(
+        "in-place-replays-nothing",
+        "thinks that nothing is missing where a session is attached",
+        to_client=in_results([RESUME], _in_place_replays_nothing),
+    ),
+    Fault(
+        "subscribes-to-what-begins-alike",
+        "takes the beginning of a uri for the uri",
+        to_server=_begins_alike,
+    ),
+    Fault(
+        "talks-where-it-was-asked",
+        "sends a handler's messages to the connection of its request",
+        to_server=_talks_where_it_was_asked,
+    ),
+    Fault("marks-the-replay", "adds a member to what it replays", to_client=_marks_the_replay),
+    Fault(
+        "drops-larger",
+        "evicts all when an event is larger than the window",
+        to_server=_learns_larger,
+        to_client=in_results([RESUME], _drops_larger),
+    ),
+    Fault(
+        "cancels-the-first-of-an-id",
+        "cancels the first of the requests with an id",
+        to_server=_renames_the_second,
+        to_client=_gives_its_name_back,
+    ),
+    Fault(
+        "one-stalls-all-events",
+        "sends no event while one client takes nothing",
+        to_server=_learns_flood,
+        to_client=_stalls_all_events,
+    ),
+    Fault(
+        "goes-on-after-a-get",
+        "leaves out what was missed, and goes on, although a GET has no position",
+        http=_stays_attached,
+        to_client=_goes_on_after_a_get,
+    ),
+    Fault(
+        "tolerates-malformed-notifications",
+        "takes malformed metadata of a notification for none",
+        to_server=_tolerates_malformed_notifications,
+    ),
+    Fault(
+        "serves-what-it-ended",
+        "serves requests of a connection that was ended",
+        http=_serves_what_it_ended,
+    ),
     Fault(
         "answers-the-ended-late",
         "answers the end of a session before what ran in it",

@@ -22,6 +22,7 @@ from mcp_sessions.errors import (
     LimitReached,
     NotBegun,
     OutcomeUnknown,
+    SessionNotFound,
     StoreUnavailable,
     WireError,
 )
@@ -313,6 +314,13 @@ class Router:
             request_id, connection = notification.cancels, inbound.connection
             if connection is None or request_id is None:
                 return
+            if not isinstance(named, NotNamed):
+                # ASC10: one for a session that is not there has no effect.
+                try:
+                    await self.admitted(notification, inbound)
+                except SessionNotFound as missing:
+                    logger.info("dropped a cancellation: %s", missing)
+                    return
             meant = self._runner.calls.meant(connection.id, request_id)
             if inbound.http.record is not None:
                 # Over HTTP such a request may have come to any replica.
