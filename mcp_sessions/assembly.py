@@ -28,6 +28,7 @@ from mcp_sessions.serve.health import Health
 from mcp_sessions.serve.lifespan import Lifespan, Preparation
 from mcp_sessions.serve.sealing_key_file import key_path_of
 from mcp_sessions.server.cluster.child_host import ChildHost
+from mcp_sessions.server.cluster.fleet import Fleet
 from mcp_sessions.server.cluster.relay import RequestRelay
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.delivery.delivery import Delivery
@@ -41,6 +42,7 @@ from mcp_sessions.server.dispatch.history import History
 from mcp_sessions.server.dispatch.joint_admissions import JointAdmissions
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.listening import Listening
+from mcp_sessions.server.dispatch.own_facts import OwnFacts
 from mcp_sessions.server.dispatch.path import Features, Stages
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
@@ -65,6 +67,7 @@ from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import Upstream
+from mcp_sessions.server.upstream.sdk.authentication import OnDenied
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions_transports.http.endpoint import Arrivals
 from mcp_sessions_transports.http.replica_hints import ClusterStreams
@@ -309,6 +312,12 @@ class Assembly:
         streams = ClusterStreams(
             replica, self.connections, self.transport_sessions, calls=runner.calls
         )
+        self.availability = availability = Availability()
+        own = OwnFacts(
+            replica, self.connections, runner, availability, self.shell.name,
+            self.external.children if self.external is not None else None,
+        )  # fmt: skip
+        self.fleet = Fleet(replica.bus, own.read)
         handlers = ClusterHandlers(
             replica,
             delivery,
@@ -320,11 +329,11 @@ class Assembly:
                 questions=delivery.remote_questions,
             ),
             streams=streams,
+            fleet=self.fleet,
             forget=self.lifecycle.forget_here,
             publish=self.upstream.echo,
         )
         self.endpoints: list[Endpoint] = []
-        self.availability = availability = Availability()
         self._arrivals = Arrivals()
         self.health = Health(self.store, self.clock, availability)
         self.draining = draining = Draining(
@@ -364,6 +373,10 @@ class Assembly:
             way_to=dispatch.peers.way_to,
             ask_there=self.questions.ask_there,
         )
+
+    @property
+    def denied(self) -> OnDenied:
+        return self._audit.denied
 
     @property
     def authenticates(self) -> bool:

@@ -15,7 +15,9 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Literal
 
-from starlette.routing import BaseRoute
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from mcp_sessions import method_names
@@ -24,6 +26,7 @@ from mcp_sessions.argument_types import checked
 from mcp_sessions.assembly import DRAIN_DELAY, Assembly
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import not_running
+from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.layer_settings import REPLACED, LayerSettings
@@ -190,6 +193,7 @@ class SessionLayer:
         max_body: int | None = None,
         health: str | None = None,
         application: Callable[[], ASGIApp] | None = None,
+        dashboard: str | None = None,
     ) -> MountedApp:
         """Return an ASGI application that serves Streamable HTTP on ``path``.
 
@@ -210,11 +214,23 @@ class SessionLayer:
                 this one. The handshake of a WebSocket passes through it as a GET, so that its
                 checks for HTTP requests (an API key, a rate limit) apply to WebSockets, too. None:
                 the layer finds the application. If it cannot, it refuses WebSockets and logs that.
+            dashboard: Where :meth:`dashboard` is; None: it is not served.
 
         Raises:
-            ConfigurationError: The layer cannot take over the server's authentication.
+            ConfigurationError: The layer cannot take over the server's authentication; or others
+                can reach the page of ``dashboard``, and nothing authenticates them.
         """
-        extra_routes = self.health_routes(health) if health is not None else ()
+        extra_routes = self.health_routes(health) if health is not None else []
+        if dashboard is not None:
+            if not is_loopback(host) and not self.authenticates:
+                raise ConfigurationError(
+                    f"dashboard: others can reach this page on {host}, so it needs authentication, "
+                    "such as api_keys"
+                )
+            where, page = dashboard.rstrip("/"), self.dashboard()
+            # A browser finds the parts of a page from the slash on.
+            there = Route(where, RedirectResponse(f"{where}/"))
+            extra_routes = [*extra_routes, there, Mount(where, page)]
         settings = EndpointSettings(
             path=path, host=host, security=security, max_body=max_body, application=application
         )
@@ -235,6 +251,24 @@ class SessionLayer:
             ConfigurationError: The path does not begin with ``/``.
         """
         return self._assembly.health.routes(path)
+
+    def dashboard(self, *, auth: Callable[[Request], Any] | None = None) -> ASGIApp:
+        """Return a page that shows the sessions, live, as an ASGI application to mount:
+        ``Mount("/sessions", layer.dashboard())``. It needs the extra ``dashboard``.
+
+        Args:
+            auth: Says whether the sender of a request may see the page:
+                ``lambda request: request.user.is_admin``. It may be async. None: as for the
+                endpoint, with the API key or token as the password that a browser asks for. If the
+                endpoint needs no credential, only browsers on this machine see the page.
+
+        Raises:
+            ConfigurationError: Jinja2 is not installed, the layer has no store, or its server has
+                authentication of its own and there is no ``auth``.
+        """
+        from mcp_sessions.dashboard.of_layer import dashboard_of
+
+        return dashboard_of(self._assembly, auth)
 
     @checked()
     def routes(
@@ -285,6 +319,7 @@ class SessionLayer:
         log_level: str = "warning",
         health: str | None = None,
         access_log: bool = False,
+        dashboard: str | None = None,
         forwarded_allow_ips: str | None = None,
         ssl_certfile: str | None = None,
         ssl_keyfile: str | None = None,
@@ -306,6 +341,7 @@ class SessionLayer:
             log_level: uvicorn's.
             health: See :meth:`asgi_app`.
             access_log: Log a line for each request (``mcp_sessions.access``).
+            dashboard: See :meth:`asgi_app`.
             forwarded_allow_ips: Proxies whose ``X-Forwarded-For`` names the client: addresses and
                 networks, separated by commas, or ``*``. None: those of the variable
                 ``FORWARDED_ALLOW_IPS``, and else nobody.
@@ -326,7 +362,14 @@ class SessionLayer:
         refuse = RUN_IS_REFUSED.get()
         if refuse is not None:
             refuse()
-        app = self.asgi_app(path, host=host, security=security, max_body=max_body, health=health)
+        app = self.asgi_app(
+            path,
+            host=host,
+            security=security,
+            max_body=max_body,
+            health=health,
+            dashboard=dashboard,
+        )
         parts = self._assembly
         serve_pipe = partial(serve_stdio, parts, parts.lifespan, parts.draining, grace)
         if transport == "stdio" and port is None and sock is None:

@@ -304,6 +304,37 @@ _DESCRIPTIONS = {
 }
 
 
+# --- for the page --------------------------------------------------------------------------------
+
+_tally: dict[str, int] | None = None
+"""What was counted since somebody asked. None: nobody did."""
+
+
+def tally() -> dict[str, int]:
+    """Return what was counted in this process, in words, since the first call of this."""
+    global _tally
+    if _tally is None:
+        _tally = {}
+        # From now on each counter has a second reader.
+        _counter.cache_clear()
+    return dict(_tally)
+
+
+class _Tallied:
+    def __init__(self, name: str, counter: Counter) -> None:
+        self._what, self._counter = _DESCRIPTIONS[name], counter
+
+    def add(self, amount: int, attributes: dict[str, str] | None = None) -> None:
+        self._counter.add(amount, attributes)
+        words = ", ".join((attributes or {}).values())
+        what = f"{self._what} ({words})" if words else self._what
+        if _tally is not None and (what in _tally or len(_tally) < _MOST_TALLIED):
+            _tally[what] = _tally.get(what, 0) + amount
+
+
+_MOST_TALLIED = 200
+
+
 @cache
 def _histogram(name: str) -> Histogram:
     from opentelemetry.metrics import get_meter
@@ -325,7 +356,13 @@ def _gauge(name: str) -> None:
 
 
 @cache
-def _counter(name: str) -> Counter:
+def _counter(name: str) -> Counter | _Tallied:
+    made = _instrument(name)
+    return made if _tally is None else _Tallied(name, made)
+
+
+@cache
+def _instrument(name: str) -> Counter:
     from opentelemetry.metrics import get_meter
 
     return get_meter(SCOPE).create_counter(f"{SCOPE}.{name}", description=_DESCRIPTIONS[name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 
 if TYPE_CHECKING:
     from mcp_sessions.dashboard.door import Lock
+    from mcp_sessions.dashboard.looks import Fleet
+    from mcp_sessions.stores.operator import OperatorStore
 
 PORT = 8090
 _SERVERS = {
@@ -80,16 +82,18 @@ async def _serve(options: argparse.Namespace, lock: Lock | None) -> None:
     from mcp_sessions.cli.serve import listening_socket
     from mcp_sessions.dashboard.application import Dashboard
     from mcp_sessions.dashboard.door import locked
-    from mcp_sessions.dashboard.looks import Looks, NoFleet
+    from mcp_sessions.dashboard.looks import Looks
     from mcp_sessions.server.dispatch.admin import ended_outside
     from mcp_sessions.stores.operator import open_for_operator
 
     policy = SessionPolicy(idle_timeout=options.idle_timeout, forget_after=options.forget_after)
     store = await open_for_operator(options.store, ended_outside)
+    leave = store.close
     try:
         # A SQLite file that is missing is an error now, and not on the page.
         await store.made()
-        looks = Looks(store, NoFleet(), policy=policy, clock=time.time)
+        fleet, leave = await _fleet_of(store)
+        looks = Looks(store, fleet, policy=policy, clock=time.time)
         app = locked(Dashboard(looks, title=types.redacted(options.store)).app(), lock)
         with listening_socket(options.host, options.port) as sock:
             host = f"[{options.host}]" if ":" in options.host else options.host
@@ -105,7 +109,30 @@ async def _serve(options: argparse.Namespace, lock: Lock | None) -> None:
             )  # fmt: skip
             await uvicorn.Server(config).serve(sockets=[sock])
     finally:
+        await leave()
+
+
+async def _fleet_of(store: OperatorStore) -> tuple[Fleet, Callable[[], Awaitable[None]]]:
+    """Return the servers that share the store, and what leaves them again."""
+    from mcp_sessions.dashboard.looks import NoFleet
+    from mcp_sessions.security import mint_process
+    from mcp_sessions.server.cluster import fleet
+    from mcp_sessions.server.cluster.codec import VERSION
+    from mcp_sessions.server.cluster.shared_bus import SharedBus
+    from mcp_sessions.stores.operator import SharedStore
+
+    exchange = store.store.exchange if isinstance(store, SharedStore) else None
+    if not isinstance(store, SharedStore) or exchange is None:
+        return NoFleet(), store.close
+    bus = SharedBus(store.store, exchange, mint_process(VERSION))
+    found = fleet.Fleet(bus, None)
+    await bus.join(fleet.Visitor(found))
+
+    async def leave() -> None:
+        await bus.close()
         await store.close()
+
+    return found, leave
 
 
 def make_parser() -> types.OneLineParser:

@@ -169,6 +169,7 @@ def _serve(
                 grace=options.grace,
                 drain_delay=options.drain_delay,
                 health=options.health,
+                dashboard=options.dashboard,
                 access_log=options.access_log,
                 forwarded_allow_ips=options.forwarded_allow_ips,
                 ssl_certfile=options.ssl_certfile,

@@ -157,6 +157,16 @@ def _check(options: argparse.Namespace) -> None:
         if given and not fits:
             name = f"--{given[0].replace('_', '-')}"
             raise ConfigurationError(f"{name} is only for {what}: leave it out for this server")
+    if options.dashboard is not None:
+        if options.config is not None:
+            raise ConfigurationError(
+                "--dashboard shows one server, --config serves several: leave out --dashboard, and "
+                "run mcp-sessions dashboard --store URL for the store of each"
+            )
+        if options.dashboard.rstrip("/") in ("", options.path.rstrip("/")):
+            raise ConfigurationError(
+                f"--dashboard {options.dashboard}: choose a path of its own, such as /sessions"
+            )
     if options.health is not None and options.path.endswith(("/healthz", "/readyz")):
         if options.path.rpartition("/")[0] == options.health.rstrip("/"):
             raise ConfigurationError(
@@ -178,6 +188,7 @@ def _check(options: argparse.Namespace) -> None:
             "--allowed-host": options.allowed_host,
             "--allowed-origin": options.allowed_origin,
             "--health": options.health,
+            "--dashboard": options.dashboard,
             "--drain-delay": options.drain_delay,
             "--access-log": options.access_log,
             "--forwarded-allow-ips": options.forwarded_allow_ips,
@@ -375,6 +386,7 @@ def _add_start_and_stop(group: types.Options) -> None:
 
 def _add_logs(group: types.Options) -> None:
     types.add_log_options(group, level="info")
+    group.add("--dashboard PATH", "serve a page that shows the sessions", types.url_path)
     group.add("--access-log", "log a line for each HTTP request and WebSocket")
     group.add("--audit FILE", "append a JSON line for each request; -: stdout")
 

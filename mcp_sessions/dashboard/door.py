@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from inspect import isawaitable
 
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions.core.nearness import is_near
+
+Allows = Callable[[Request], bool | Awaitable[bool]]
+"""Says whether who sent a request may see the page."""
 
 Lock = Callable[[ASGIApp], ASGIApp]
 """Returns an application that asks for a credential before the one that it is given."""
@@ -45,6 +50,23 @@ class NearOnly:
             )
             await PlainTextResponse(text, 403)(scope, receive, send)
             return
+        await self._app(scope, receive, send)
+
+
+class AsAsked:
+    """Let the application decide who sees it."""
+
+    def __init__(self, app: ASGIApp, allows: Allows) -> None:
+        self._app, self._allows = app, allows
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            allowed = self._allows(Request(scope))
+            if isawaitable(allowed):
+                allowed = await allowed
+            if not allowed:
+                await PlainTextResponse("You may not see this page.\n", 403)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
 

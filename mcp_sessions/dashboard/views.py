@@ -192,6 +192,12 @@ def warnings(look: Look) -> list[tuple[str, str]]:
     return found
 
 
+def _clock(off: float) -> str:
+    if abs(off) < _CLOCK:
+        return "right"
+    return f"{ago(abs(off))} {'ahead' if off > 0 else 'behind'}"
+
+
 _CLOCK = 5.0
 """Seconds that a clock may be off."""
 
@@ -400,7 +406,9 @@ async def replicas(look: Look, fleet: Fleet) -> Values:
                 "attached": attached[process],
                 "alive": alive,
                 "facts": facts or {},
-                "age": ago(look.at - facts["started"]) if facts and "started" in facts else "",
+                "age": ago(facts["age"]) if facts is not None else "",
+                "memory": size(facts["memory"]) if facts and facts["memory"] else "–",
+                "clock": _clock(facts.get("clock_off", 0.0)) if facts is not None else "–",
             }
         )
     return {"replicas": rows}
@@ -414,7 +422,7 @@ def servers(look: Look) -> Values:
                 {
                     **child,
                     "replica": each["name"],
-                    "age": ago(child["age"]),
+                    "idle": ago(child["idle"]),
                     "memory": size(child["memory"]) if child.get("memory") else "–",
                 }
             )

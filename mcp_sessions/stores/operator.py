@@ -147,7 +147,7 @@ async def look(store: SessionStore, policy: SessionPolicy) -> StoreReport:
 
 class SharedStore:
     def __init__(self, store: SessionStore, ended: OnEnded) -> None:
-        self._store = store
+        self._store = self.store = store
         self._ended = ended
 
     async def all_sessions(self) -> Sequence[SessionRecord]:

@@ -77,6 +77,16 @@ async def measure(store: SessionStore) -> StoreSize | None:
     return await store.size() if isinstance(store, Sized) else None
 
 
+@runtime_checkable
+class Clocked(Protocol):
+    """A store that judges by a clock of its own."""
+
+    @property
+    def clock_ahead(self) -> float:
+        """Seconds that this process's clock is ahead of the store's; less than 5 s is 0."""
+        ...
+
+
 async def probe(store: SessionStore, *, now: float) -> None:
     """Probe a store with :meth:`Probed.probe`, or with a read if it has no such method.
 

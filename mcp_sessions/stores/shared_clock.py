@@ -56,6 +56,11 @@ class SharedClock:
             await self._compare()
         return now - self._ahead
 
+    @property
+    def ahead(self) -> float:
+        """Seconds that this process's clock is ahead of the server's, as it was compared last."""
+        return self._ahead
+
     async def now(self) -> float:
         return await self.at(self._wall())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard
 
 from mcp_sessions.background import Background
@@ -17,6 +17,7 @@ from mcp_sessions.ids import Position, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.replica_messages import ReplicaMessage
 from mcp_sessions.server.reporting.stories import Stories
+from mcp_sessions.server.reporting.strangers import Strangers
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attachment
 
@@ -140,6 +141,7 @@ class Replica:
     policy: SessionPolicy
     clock: Callable[[], float]
     stories: Stories
+    strangers: Strangers = field(default_factory=Strangers)
 
     @property
     def process(self) -> str:

@@ -392,6 +392,28 @@ class ChangedOutside:
     params: Mapping[str, Any] | None
 
 
+# --- what an operator looks at ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Describe:
+    """To all, from a process at whose page somebody looks: say what you do."""
+
+    kind: ClassVar[str] = "describe"
+    ask: str
+    """The sender's name for this look."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """To the sender of a :class:`Describe`."""
+
+    kind: ClassVar[str] = "description"
+    ask: str
+    facts: Mapping[str, Any]
+    """See :mod:`mcp_sessions.server.dispatch.own_facts`."""
+
+
 ReplicaMessage = (
     SessionAttached
     | Displaced
@@ -410,4 +432,6 @@ ReplicaMessage = (
     | Gone
     | ServerChanged
     | ChangedOutside
+    | Describe
+    | Description
 )

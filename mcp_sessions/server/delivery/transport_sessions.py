@@ -50,6 +50,7 @@ class TransportSessions:
         listed: Callable[[], frozenset[str]],
     ) -> None:
         self._store, self._bus, self._clock = replica.store, replica.bus, replica.clock
+        self._strangers = replica.strangers
         self._connections, self._attachments = connections, attachments
         self._broadcaster, self._held, self._listed = broadcaster, held, listed
 
@@ -78,6 +79,7 @@ class TransportSessions:
         if joint is not None:
             joint.became(admitted.current if admitted is not None else None)
         if admitted is None:
+            self._strangers.named(session_header)
             raise SessionNotFound(session_header, status=Status.NOT_FOUND)
         record = admitted.record
         if record.mode is not Mode.TRANSPORT:

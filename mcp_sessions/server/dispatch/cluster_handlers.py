@@ -17,6 +17,7 @@ from mcp_sessions.errors import REQUEST_CANCELLED
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.server.calls.table import abort
 from mcp_sessions.server.cluster.child_host import ChildHost
+from mcp_sessions.server.cluster.fleet import Fleet
 from mcp_sessions.server.cluster.relay import RequestRelay, Serve
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.cluster.replica_messages import (
@@ -28,6 +29,8 @@ from mcp_sessions.server.cluster.replica_messages import (
     ChildNotification,
     ChildRequest,
     ClientRequest,
+    Describe,
+    Description,
     Displaced,
     GetStreamOpened,
     Gone,
@@ -128,6 +131,7 @@ class ClusterHandlers:
         *,
         relayed: RelayedRequests,
         streams: HttpStreams,
+        fleet: Fleet,
         forget: Callable[[SessionId, ConnectionId | None], Awaitable[None]],
         publish: Publish,
     ) -> None:
@@ -136,6 +140,7 @@ class ClusterHandlers:
         self._publisher, self._broadcaster = delivery.publisher, delivery.broadcaster
         self._questions, self._relayed, self._streams = delivery.questions, relayed, streams
         self._forget, self._publish = forget, publish
+        self._fleet = fleet
         self._rounds = 0
 
     def handle(self, sender: str, message: ReplicaMessage) -> Work | None:
@@ -167,6 +172,10 @@ class ClusterHandlers:
                 return tasks.changed(message.task_id, sender) if tasks is not None else None
             case Ask() | Update() | Result() | Alive() | Gone():
                 return self._relayed.handle(sender, message)
+            case Describe():
+                return self._fleet.describe(sender, message)
+            case Description():
+                return self._fleet.answered(sender, message)
             case _:
                 assert_never(message)
 

@@ -75,6 +75,10 @@ class PostgresStore(SqlStore):
         self.outage = self._link.outage
         self.exchange: Exchange | None = PostgresExchange(self._link, self.claim)
 
+    @property
+    def clock_ahead(self) -> float:
+        return self._clock.ahead
+
     async def open(self, policy: SessionPolicy) -> None:
         """Connect, make the tables if they are not there, and serve within ``policy``.
 

@@ -76,6 +76,10 @@ class Commands:
     # --- one session ---------------------------------------------------------------------
 
     @property
+    def clock_ahead(self) -> float:
+        return self._clock.ahead
+
+    @property
     def _list_lifetime(self) -> int:
         longest = longest_life(Mode.CONVERSATION, self._policy)
         return math.ceil((longest + MARGIN) * 1000)

@@ -46,6 +46,7 @@ class Association(Stage):
         sealed: SealedState,
     ) -> None:
         self._store, self._clock = replica.store, replica.clock
+        self._strangers = replica.strangers
         self._connections, self._attachments = delivery.connections, delivery.attachments
         self._runner, self._sealed = runner, sealed
 
@@ -152,6 +153,7 @@ class Association(Stage):
         if use is not None and (admitted is None or admitted.key is not Begun.FIRST):
             self._runner.runs.settle(use.run)
         if admitted is None:
+            self._strangers.named(session_id)
             raise SessionNotFound(session_id)
         return admitted
 

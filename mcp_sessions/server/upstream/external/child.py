@@ -229,6 +229,11 @@ class Child:
             )
         await self._listening.begin_anew(stream)
 
+    @property
+    def pid(self) -> int | None:
+        """The number of its process. None: it has none here."""
+        return self._wire.pid
+
     def memory(self) -> int | None:
         return self._wire.memory()
 

@@ -42,6 +42,7 @@ from mcp_sessions.core.messages import wire_error
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.ids import digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.external.beginning import (
     Ended,
@@ -202,6 +203,25 @@ class Children:
                 if slot.client == client:
                     return child
         return None
+
+    def described(self) -> list[dict[str, Any]]:
+        """Say what an operator may know of each child that runs, oldest first."""
+        now = asyncio.get_running_loop().time()
+        slots = {slot.living: slot for slot in self._slots.values() if slot.living is not None}
+        said: list[dict[str, Any]] = []
+        for child in self._living:
+            slot = slots.get(child)
+            said.append(
+                {
+                    "pid": child.pid,
+                    "session": digest(slot.key)
+                    if slot is not None and isinstance(slot.key, str)
+                    else None,
+                    "idle": max(0.0, now - slot.used_at) if slot is not None else 0.0,
+                    "calls": len(slot.calls) if slot is not None else 0,
+                }
+            )
+        return said
 
     def remove(self, key: Hashable) -> None:
         slot = self._slots.pop(key, None)

@@ -288,6 +288,10 @@ class StdioWire:
         if began is not None:
             began(answered=answered)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def memory(self) -> int | None:
         return memory_of(self._process.pid)
 

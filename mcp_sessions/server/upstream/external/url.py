@@ -213,6 +213,8 @@ class HttpWire:
     def given_to(self, client: Client) -> None:
         """Do nothing: the URL has no name of its client."""
 
+    pid = None
+
     def memory(self) -> None:
         """Return None: it is another machine's."""
 

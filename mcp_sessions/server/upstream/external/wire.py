@@ -191,6 +191,9 @@ class ChildWire(Protocol):
         """Handle bytes that are no message and answer nothing."""
         ...
 
+    @property
+    def pid(self) -> int | None: ...
+
     def memory(self) -> int | None:
         """Return the bytes that it takes on this machine. None: none, or the system does not say
         it.

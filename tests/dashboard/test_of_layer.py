@@ -1,0 +1,197 @@
+"""The page of a layer that runs: its own calls, those of other replicas, and who may see it."""
+
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from mcp.server import MCPServer
+from starlette.types import ASGIApp
+
+from mcp_sessions import SessionLayer
+from mcp_sessions.cli import serve_options
+from mcp_sessions.cli.main import main
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.ids import digest, replica_name
+from mcp_sessions.server.reporting.strangers import Strangers
+from mcp_sessions.testing import MakeTwoStores
+from tests.stores.every_store import every_exchange
+from tests.support.servers import serve
+
+pytestmark = pytest.mark.anyio
+
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "stock", "version": "1"},
+    },
+}
+ACCEPT = {"accept": "application/json, text/event-stream"}
+
+
+class Waiting:
+    """A server with a tool that waits until the test lets it end."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = anyio.Event(), anyio.Event()
+        self.server = MCPServer("notes")
+
+        @self.server.tool()
+        async def wait() -> str:
+            self.begun.set()
+            with anyio.fail_after(20):
+                await self.may_end.wait()
+            return "done"
+
+
+@asynccontextmanager
+async def browser(app: ASGIApp, address: str = "127.0.0.1") -> AsyncGenerator[httpx2.AsyncClient]:
+    transport = httpx2.ASGITransport(app=app, client=(address, 4711))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+        yield client
+
+
+async def begun(client: httpx2.AsyncClient) -> str:
+    """The id of a new session."""
+    answer = await client.post("/mcp", json=INITIALIZE, headers=ACCEPT)
+    assert answer.status_code == 200, answer.text
+    return answer.headers["mcp-session-id"]
+
+
+def call(number: int) -> dict[str, Any]:
+    params = {"name": "wait", "arguments": {}}
+    return {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+
+
+async def seen(client: httpx2.AsyncClient, path: str, pattern: str) -> str:
+    """The page, as soon as it has what the pattern says. A look is good for a second."""
+    with anyio.fail_after(20):
+        while True:
+            text = (await client.get(path)).text
+            if re.search(pattern, text):
+                return text
+            await anyio.sleep(0.1)
+
+
+async def test_a_running_call_is_on_the_page_of_its_session() -> None:
+    waiting = Waiting()
+    layer = SessionLayer(waiting.server)
+    app = layer.asgi_app(dashboard="/sessions")
+    async with layer.lifespan(), browser(app) as client, anyio.create_task_group() as tasks:
+        session_id = await begun(client)
+        headers = ACCEPT | {"mcp-session-id": session_id}
+        tasks.start_soon(lambda: client.post("/mcp", json=call(2), headers=headers))
+        with anyio.fail_after(20):
+            await waiting.begun.wait()
+        await seen(client, f"/sessions/session/{digest(session_id)}", "tools/call at ")
+        overview = await seen(client, "/sessions/", r">1</div><div class=\"label\">running calls")
+        assert session_id not in overview
+        waiting.may_end.set()
+
+
+async def test_a_client_that_names_a_session_that_is_gone_is_counted() -> None:
+    """It is refused with 404 for ever, and no session's story has it."""
+    layer = SessionLayer(MCPServer("notes"))
+    async with layer.lifespan(), browser(layer.asgi_app(dashboard="/sessions")) as client:
+        dead = "d" * 43
+        for _ in range(3):
+            headers = ACCEPT | {"mcp-session-id": dead}
+            assert (await client.post("/mcp", json=call(2), headers=headers)).status_code == 404
+
+        overview = await seen(client, "/sessions/", f"{digest(dead)}</a><b>3<")
+        said = await client.get(f"/sessions/session/{digest(dead)}")
+
+        assert "A client still asks for it: 3 requests" in said.text and dead not in overview
+
+
+def test_few_strangers_are_kept() -> None:
+    strangers = Strangers()
+    for number in range(150):
+        strangers.named(f"session {number}")
+    strangers.named("session 149")
+
+    counts = strangers.counts()
+    assert len(counts) == 100 and counts[digest("session 149")] == 2
+    assert digest("session 0") not in counts
+
+
+@pytest.mark.parametrize("make_two", every_exchange())
+async def test_a_page_shows_every_replica(make_two: MakeTwoStores) -> None:
+    first, second = (SessionLayer(MCPServer("notes"), store=each) for each in make_two())
+    app = first.asgi_app(dashboard="/sessions")
+    async with first.lifespan(), second.lifespan(), browser(app) as client:
+        names = [replica_name(each._assembly.bus.process) for each in (first, second)]  # pyright: ignore[reportPrivateUsage]
+        text = await seen(client, "/sessions/replicas", f"{names[1]}</a>")
+
+        assert all(f"{each}</a>" in text for each in names)
+        assert text.count("alive</span>") == 2
+
+
+async def test_a_layer_that_does_not_run_says_so() -> None:
+    async with browser(SessionLayer(MCPServer("notes")).dashboard()) as client:
+        assert (await client.get("/")).status_code == 503
+
+
+async def test_the_application_may_decide_who_sees_it() -> None:
+    async def allows(request: Any) -> bool:
+        return request.headers.get("x-user") == "operator"
+
+    layer = SessionLayer(MCPServer("notes"))
+    pages = (layer.dashboard(auth=allows), layer.dashboard(auth=lambda request: False))
+    async with layer.lifespan():
+        async with browser(pages[0], "203.0.113.9") as client:
+            assert (await client.get("/", headers={"x-user": "operator"})).status_code == 200
+            assert (await client.get("/")).status_code == 403
+        async with browser(pages[1]) as client:
+            assert (await client.get("/")).status_code == 403
+
+
+async def test_without_authentication_only_this_machine_sees_it() -> None:
+    layer = SessionLayer(MCPServer("notes"))
+    async with layer.lifespan(), browser(layer.dashboard(), "203.0.113.9") as client:
+        assert (await client.get("/")).status_code == 403
+
+
+def test_a_page_that_others_can_reach_needs_authentication() -> None:
+    with pytest.raises(ConfigurationError, match="others can reach this page on 0.0.0.0"):
+        SessionLayer(MCPServer("notes")).asgi_app(host="0.0.0.0", dashboard="/sessions")
+
+
+def test_a_layer_without_a_store_has_no_page() -> None:
+    with pytest.raises(ConfigurationError, match="the page needs a store"):
+        SessionLayer(MCPServer("notes"), store=None).dashboard()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--config", "mcp.json", "--dashboard", "/sessions"], "--dashboard shows one server"),
+        (["server.py", "--dashboard", "/mcp"], "choose a path of its own"),
+        (["server.py", "--dashboard", "/"], "choose a path of its own"),
+        (["server.py", "--stdio", "--dashboard", "/sessions"], "--stdio serves no HTTP"),
+    ],
+)
+def test_options_that_do_not_fit_are_one_line(arguments: list[str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        serve_options.parsed(arguments, {})
+
+
+def test_with_api_keys_the_page_of_a_layer_asks_for_one(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "keys.json"
+    assert main(["keys", "add", "operator", "--file", str(path)]) == 0
+    key = capsys.readouterr().out.split()[-1]
+    layer = SessionLayer(MCPServer("notes"), api_keys=path)
+    with serve(layer.asgi_app(dashboard="/sessions")) as server:
+        url = server.url("/sessions/")
+        assert httpx2.get(url, timeout=20).status_code == 401
+        answer = httpx2.get(url, auth=("anybody", key), timeout=20)
+        assert answer.status_code == 200 and key not in answer.text
