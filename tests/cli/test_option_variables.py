@@ -25,6 +25,7 @@ OTHER: Mapping[str, tuple[str, Any]] = {
     "--port": ("81", 81),
     "--path": ("/elsewhere", "/elsewhere"),
     "--health": ("/up", "/up"),
+    "--dashboard": ("/sessions", "/sessions"),
     "--allowed-host": ("a.example", ["a.example"]),
     "--allowed-origin": ("https://a.example", ["https://a.example"]),
     "--log-level": ("debug", "debug"),

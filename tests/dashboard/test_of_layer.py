@@ -23,7 +23,7 @@ from tests.support.servers import serve
 
 pytestmark = pytest.mark.anyio
 
-INITIALIZE = {
+INITIALIZE: dict[str, Any] = {
     "jsonrpc": "2.0",
     "id": 1,
     "method": "initialize",
@@ -66,7 +66,7 @@ async def begun(client: httpx2.AsyncClient) -> str:
 
 
 def call(number: int) -> dict[str, Any]:
-    params = {"name": "wait", "arguments": {}}
+    params: dict[str, Any] = {"name": "wait", "arguments": {}}
     return {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
 
 
