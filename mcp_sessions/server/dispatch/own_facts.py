@@ -15,7 +15,7 @@ from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.reporting.stories import word_of
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.upstream.external.system_processes import memory_of
+from mcp_sessions.server.upstream.external.launcher import memory_of
 from mcp_sessions.stores.probe import Clocked
 
 _CALLS = 50
