@@ -146,7 +146,12 @@ class Assembly:
             held=runner.held,
             listed=self.upstream.listed,
         )
-        self._audit = audit = Audit(security, replica.process, runner.shared.names)
+        self._audit = audit = Audit(
+            security,
+            replica.process,
+            runner.shared.names,
+            names_keys=settings.audit_key_names,
+        )
         self._store_watch = StoreWatch(self.store, clock)
         self._gauges = Gauges(replica, delivery, runner, self._store_watch)
         self.lifecycle = self._lifecycle(replica, delivery, audit, conversations)

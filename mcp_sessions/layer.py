@@ -89,6 +89,7 @@ class SessionLayer:
         tasks: TaskPolicy | None = None,
         eras: Eras = "both",
         request_keys: Sequence[str] = (),
+        audit_key_names: bool = False,
         api_keys: str | os.PathLike[str] | None = None,
         allow: Sequence[str] = (),
         auth_issuer: str | None = None,
@@ -127,6 +128,8 @@ class SessionLayer:
                 ``"header:Idempotency-Key"``, ``"meta:claudecode/toolUseId"``. The first that is
                 there counts. Outside of sessions, only keys of authenticated clients and of
                 conversations do.
+            audit_key_names: The audit names each API key (``enduser.id``), in addition to the
+                digest of its owner.
             api_keys: The file of ``mcp-sessions keys``: each HTTP request and WebSocket needs a
                 key of it, or a token.
             allow: The users of the provider that may use the server: ``"*@example.com"``,
@@ -155,6 +158,7 @@ class SessionLayer:
             tasks=tasks,
             eras=eras,
             request_keys=request_keys,
+            audit_key_names=audit_key_names,
             authentication=partial(
                 _authentication,
                 auth,

@@ -37,6 +37,7 @@ class LayerSettings:
     tasks: TaskPolicy | None = None
     eras: Eras = "both"
     request_keys: Sequence[str] = ()
+    audit_key_names: bool = False
     authentication: Callable[[], Authentication | None] = lambda: None
     """Makes what stands before the endpoint. It is called only if nothing replaces it."""
 

@@ -39,6 +39,7 @@ _REPLACED = (
         *_CONVERSATIONS,
     ),
     *("hide", "readable_state", "tasks", "task_after", "task_tools", "eras", "request_key"),
+    "audit_key_names",
     *_ACCESS,
 )
 
@@ -88,6 +89,8 @@ def options_over(options: argparse.Namespace, said: LayerSettings) -> LayerSetti
         changes["tasks"] = None
     if options.request_key is not None:
         changes["request_keys"] = options.request_key
+    if options.audit_key_names is not None:
+        changes["audit_key_names"] = options.audit_key_names
     if options.eras is not None:
         changes["eras"] = options.eras
     access = access_given(options)

@@ -389,6 +389,7 @@ def _add_logs(group: types.Options) -> None:
     group.add("--dashboard PATH", "serve a page that shows the sessions", types.url_path)
     group.add("--access-log", "log a line for each HTTP request and WebSocket")
     group.add("--audit FILE", "append a JSON line for each request; -: stdout")
+    group.add("--audit-key-names", "name API keys in the audit", default=None, is_listed=False)
 
 
 def _add_external(group: types.Options) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sessions.cli.logs import AuditFile
+from mcp_sessions.cli.main import main
 from mcp_sessions.errors import ConfigurationError
 from tests.cli.test_serve_in_public import Setup, here, served
 from tests.support.serving import read_lines, serving
@@ -44,6 +45,25 @@ def test_each_request_is_a_line_of_json(here: Path) -> None:
     assert {"time", "mcp_sessions.outcome", "mcp.server.operation.duration"} < line.keys()
     assert not {"level", "logger", "message"} & line.keys()
     assert "mcp_sessions.audit" not in setup.said
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_key_has_its_name_in_the_audit_if_that_is_asked_for(
+    here: Path, capsys: pytest.CaptureFixture[str], asked: bool
+) -> None:
+    """In each record. The key, its id and its hash are in none."""
+    path, keys = here / "audit.jsonl", here / "keys.json"
+    assert main(["keys", "add", "ci", "--file", str(keys)]) == 0
+    key = capsys.readouterr().out.strip()
+    options = ("--api-keys", str(keys), "--audit", str(path))
+    with served(here, "app.py", *options, *["--audit-key-names"] * asked) as setup:
+        setup.initialize(Authorization=f"Bearer {key}")
+    written = path.read_text()
+    found = [json.loads(line).get("enduser.id") for line in written.splitlines()]
+    assert found == ["ci" if asked else None] * 2
+    [kept] = json.loads(keys.read_text())["keys"]
+    for secret in (key, kept["id"], kept["sha256"]):
+        assert secret not in written
 
 
 def test_standard_output_can_be_where(here: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from opentelemetry import propagate, trace
 
 from mcp_sessions import method_names, metrics
+from mcp_sessions.authentication.key_file import ISSUER as KEY_ISSUER
 from mcp_sessions.core.conversation_keys import ConversationKey
 from mcp_sessions.core.ends import SessionEnd
 from mcp_sessions.core.message import Message
@@ -55,8 +56,15 @@ _MEASURED = (
 
 
 class Audit:
-    def __init__(self, security: SessionSecurity, process: str, known: KnownNames) -> None:
-        self.logger = logger
+    def __init__(
+        self,
+        security: SessionSecurity,
+        process: str,
+        known: KnownNames,
+        *,
+        names_keys: bool = False,
+    ) -> None:
+        self.logger, self._names_keys = logger, names_keys
         self.security = security
         self._process = process
         self.known = known
@@ -151,6 +159,8 @@ class Audit:
         if principal != ANONYMOUS:
             identity = (principal.client_id, principal.issuer, principal.subject)
             members["enduser.pseudo.id"] = digest(self.security.pseudonym(*identity))
+            if self._names_keys and principal.issuer == KEY_ISSUER and principal.client_id:
+                members["enduser.id"] = principal.client_id
         return members
 
 
