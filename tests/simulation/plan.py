@@ -47,12 +47,18 @@ THEMES: Final = {
 TASKS: Final = 0.1
 """How many plans are about tasks instead. They take no number from the others' chance."""
 
+PASSED_ON: Final = 0.03
+"""How many are about answers that one replica passes on to another. Nor do they."""
+
 
 def plan_of(seed: int) -> Json:
     """The plan of a seed. Most are of everything; some look at one matter more closely."""
     tasks = random.Random(f"tasks {seed}")
     if tasks.random() < TASKS:
         return _of_tasks(tasks, seed)
+    passed_on = random.Random(f"passed on {seed}")
+    if passed_on.random() < PASSED_ON:
+        return _of_answers_passed_on(passed_on, seed)
     chance = random.Random(f"plan {seed}")
     theme = chance.choices([*THEMES], [*THEMES.values()])[0]
     server = chance.choices(("python", "command", "url"), (5, 3, 2))[0]
@@ -119,6 +125,31 @@ def _of_tasks(chance: random.Random, seed: int) -> Json:
     plan = {"seed": seed, "disorder": chance.choice((0.0, 0.1, 0.3, 0.5)), "replicas": replicas}
     plan |= {"server": server, "window": 1000, "kept": KEPT, "clients": clients, "faults": faults}
     return {**plan, "tasks_after": chance.choice((0.0, 0.2, 0.2, 1.0))}
+
+
+def _of_answers_passed_on(chance: random.Random, seed: int) -> Json:
+    """A client answers at another replica than the one that asks. The way between the two fails
+    while it thinks: else a fault rarely falls there.
+    """
+    replicas, server = chance.choice((2, 2, 3)), chance.choice(("python", "python", "command"))
+    clients = [_client(chance, number, replicas, server) for number in (1, 2)]
+    first, thinks = clients[0], chance.choice((0.5, 2.0))
+    first |= {"kind": chance.choice(("http", "http", "modern")), "session": True, "asks": True}
+    first |= {"silent": False, "thinks": thinks, "roams": True, "starts": 0.0}
+    script = [*chance.choices(_MESSAGES, k=chance.choice((0, 1))), *["ask"] * chance.choice((1, 2))]
+    first["steps"] = [{"do": "call", "script": script, "seconds": len(script) * thinks}]
+    fault: Json = {
+        "at": round(chance.uniform(0.1, thinks), 3),
+        "replica": chance.randrange(replicas),
+    }
+    if chance.random() < 0.5:
+        fault |= {"kind": "deaf", "for": chance.choice((0.5, 3.0))}
+    else:
+        fault |= {"kind": "aimed", "for": 0.5, "how": chance.choice(("before", "after"))}
+        fault |= {"method": "send", "skips": chance.choice((0, 0, 1))}
+    plan = {"seed": seed, "disorder": chance.choice((0.0, 0.1, 0.3, 0.5)), "replicas": replicas}
+    plan |= {"server": server, "window": 1000, "kept": KEPT}
+    return {**plan, "clients": clients, "faults": [fault]}
 
 
 def _task(chance: random.Random, client: Json, server: str) -> Json:
