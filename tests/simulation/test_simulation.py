@@ -198,7 +198,7 @@ def test_a_process_dies_at_the_call_that_was_aimed_at(how: str, had_its_effect: 
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["a key that runs elsewhere", "words are proof"])
+@pytest.mark.parametrize("name", ["a key that runs elsewhere", "passed on once", "words are proof"])
 def test_a_defect_that_is_put_back_is_found(name: str) -> None:
     """`scripts/simulate --defects` puts back all of them."""
     ran = simulated("--defects", name, "--seeds", "1500", "--jobs", "1")

@@ -24,9 +24,8 @@ from tests.support.world import World, world
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
 
-KINDS = ("url", "command")
 MOSTLY_A_URL = ("url", pytest.param("command", marks=pytest.mark.full))
-"""A command imports the SDK each time. By default it is the server of the first two tests."""
+"""A command imports the SDK each time. By default it is the server of one test."""
 
 UPDATED = "notifications/resources/updated"
 COMMAND = str(Path(modern_server.__file__))
@@ -42,7 +41,7 @@ async def modern_world(kind: str, modern: ModernServer | None = None) -> AsyncGe
         yield w
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MOSTLY_A_URL)
 async def test_a_client_of_the_era_before_gets_what_the_server_has(kind: str) -> None:
     async with modern_world(kind) as w:
         client = w.client()
@@ -57,7 +56,7 @@ async def test_a_client_of_the_era_before_gets_what_the_server_has(kind: str) ->
         assert read["contents"][0]["text"] == "read"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["url", "command"])
 async def test_what_it_asks_is_asked_of_a_client_and_goes_with_the_request_again(kind: str) -> None:
     async with modern_world(kind) as w:
         client = await w.connected(capabilities={"elicitation": {}})

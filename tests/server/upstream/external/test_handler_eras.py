@@ -28,7 +28,10 @@ pytestmark = pytest.mark.anyio
 
 ROUNDS: Json = {"name": "rounds", "arguments": {}}
 INVALID = -32603
-KINDS = pytest.mark.parametrize("kind", ["command", "url"])
+KINDS = pytest.mark.parametrize("kind", ["url", pytest.param("command", marks=pytest.mark.full)])
+"""One object knows the handlers of both (``sharing.py``). A command imports the SDK each time: by
+default it is the server of one test.
+"""
 
 
 @asynccontextmanager
@@ -80,7 +83,7 @@ class Host:
         assert text_of(answered) == "own: ['mine']"
 
 
-@KINDS
+@pytest.mark.parametrize("kind", ["command", "url"])
 async def test_a_handler_that_asks_by_its_result_fails_once_and_changes_nothing_for_others(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

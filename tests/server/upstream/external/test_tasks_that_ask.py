@@ -95,7 +95,13 @@ if len(sys.argv) > 1:
 else:
     anyio.run(on_stdio)
 """
-WAYS: list[tuple[Eras, str]] = [("both", "asks"), ("2026", "returns")]
+PAIRS = [
+    ("command", "both", "asks"),
+    ("url", "2026", "returns"),
+    pytest.param("url", "both", "asks", marks=pytest.mark.full),
+    pytest.param("command", "2026", "returns", marks=pytest.mark.full),
+]
+"""Each process imports the SDK. By default each kind and each era is in one case."""
 
 
 @asynccontextmanager
@@ -127,8 +133,7 @@ def messages(shown: Json) -> dict[str, str]:
     return {each["params"]["message"]: key for key, each in requests.items()}
 
 
-@pytest.mark.parametrize("kind", ["command", "url"])
-@pytest.mark.parametrize(("eras", "tool"), WAYS)
+@pytest.mark.parametrize(("kind", "eras", "tool"), PAIRS)
 async def test_questions_of_a_task_are_answered_one_by_one(
     kind: str, eras: Eras, tool: str, tmp_path: Path
 ) -> None:
@@ -156,8 +161,7 @@ async def test_questions_of_a_task_are_answered_one_by_one(
             assert text_of(ended) == "accept first accept second accept third"
 
 
-@pytest.mark.parametrize("kind", ["command", "url"])
-@pytest.mark.parametrize(("eras", "tool"), WAYS)
+@pytest.mark.parametrize(("kind", "eras", "tool"), PAIRS)
 async def test_two_tasks_ask_at_once_and_each_has_its_own_answers(
     kind: str, eras: Eras, tool: str, tmp_path: Path
 ) -> None:
