@@ -24,7 +24,12 @@ def add_options(group: Options) -> None:
     group.add("--auth-issuer URL", "accept tokens of this authorization server")
     group.add("--auth-audience URL", "URL of this server in these tokens")
     group.add("--auth-introspect URL", "ask the authorization server about tokens", is_listed=False)
-    group.add("--auth-scope SCOPE", "each key or token needs this scope *", action="append")
+    group.add(
+        "--auth-scope SCOPE",
+        "each key or token needs this scope *",
+        action="append",
+        is_listed=False,
+    )
 
 
 def access_given(options: argparse.Namespace) -> Access:
