@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.policy import Eras, TaskPolicy
+from mcp_sessions.policy import TaskPolicy
+from mcp_sessions.protocol_versions import Eras
 
 THE_SERVER = "the server"
 

@@ -12,7 +12,8 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.ids import GET_STREAM, replica_name
-from mcp_sessions.policy import FORGET_AFTER, Eras, SessionPolicy
+from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
+from mcp_sessions.protocol_versions import Eras
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.serve.sealing_key_file import encrypted_store
 from mcp_sessions.server.cluster.codec import VERSION

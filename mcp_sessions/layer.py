@@ -30,7 +30,8 @@ from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.layer_settings import REPLACED, LayerSettings
-from mcp_sessions.policy import DEFAULT_GRACE, Eras, SessionPolicy, TaskPolicy
+from mcp_sessions.policy import DEFAULT_GRACE, SessionPolicy, TaskPolicy
+from mcp_sessions.protocol_versions import Eras
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.endpoint import EndpointSettings
 from mcp_sessions.serve.open_connections import connection_limits

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mcp_sessions.conversations import Conversations
-from mcp_sessions.policy import Eras, SessionPolicy, TaskPolicy
+from mcp_sessions.policy import SessionPolicy, TaskPolicy
+from mcp_sessions.protocol_versions import Eras
 from mcp_sessions.security import SessionSecurity
 
 if TYPE_CHECKING:

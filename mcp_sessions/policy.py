@@ -3,17 +3,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, get_args
+from typing import Any
 
 from mcp_sessions import method_names
 from mcp_sessions.argument_types import check_fields, hinting
 from mcp_sessions.errors import ConfigurationError
-
-Eras = Literal["2025", "2026", "both"]
-"""``2025``: MCP up to 2025-11-25, with a handshake. ``2026``: from 2026-07-28, without one."""
-
-ERAS: Final[tuple[Eras, ...]] = get_args(Eras)
-
 
 COALESCED_BY_DEFAULT: Mapping[str, str | None] = {
     method_names.RESOURCE_UPDATED: "uri",

@@ -22,7 +22,8 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.hints import did_you_mean
 from mcp_sessions.http_server import HTTPServer
-from mcp_sessions.policy import ERAS, Eras, TaskPolicy
+from mcp_sessions.policy import TaskPolicy
+from mcp_sessions.protocol_versions import ERAS, Eras
 from mcp_sessions.stdio_server import StdioServer
 from mcp_sessions.unopened import reason_of
 

@@ -38,6 +38,7 @@ from mcp_sessions.cli.targets import load_target
 from mcp_sessions.cli.telemetry import exporting
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.layer_settings import REPLACED, replacing
+from mcp_sessions.protocol_versions import versions_of
 from mcp_sessions.serve.garbage import setting_aside
 from mcp_sessions.serve.sockets import listen_on
 
@@ -222,7 +223,7 @@ def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     from mcp_sessions.cli.workers import Workers
 
     keys = os.environ.get("MCP_SESSIONS_KEYS")
-    store = redacted(options.store) if options.store else "as set in the SessionLayer", None
+    store = redacted(options.store) if options.store else "as set in the SessionLayer"
     paths: Sequence[str] = ()
     if options.config is not None:
         from mcp_sessions.cli.serve_config import servers_by_path
@@ -350,8 +351,6 @@ def _is_server(value: object) -> bool:
     return is_server(value)
 
 
-HANDSHAKE_ERA = ("2025-03-26", "2025-06-18", "2025-11-25")
-MODERN_ERA = ("2026-07-28",)
 TRANSPORTS = ("Streamable HTTP", "WebSocket")
 
 
@@ -375,21 +374,23 @@ def start_up(
         address = f"{scheme}://{host}:{sock.getsockname()[1]}"
         urls = [f"{address}{path}" for path in paths or [options.path]]
         transports = (*TRANSPORTS, *transports)
+    eras = versions_of(options.eras or "both")
     if options.log_format == "json":
         logs.say(
             "serving",
             version=__version__,
             target=options.target,
             url=" ".join(urls),
-            eras={"handshake": HANDSHAKE_ERA, "modern": MODERN_ERA},
+            eras=eras,
             transports=transports,
             store=store,
         )
         return
+    spoken = ", ".join(f"{era} ({', '.join(versions)})" for era, versions in eras.items())
     lines = [
         f"mcp-sessions {__version__} serves {options.target}",
         *(f"  at          {url}" for url in urls),
-        f"  eras        handshake ({', '.join(HANDSHAKE_ERA)}), modern ({', '.join(MODERN_ERA)})",
+        f"  eras        {spoken}",
         f"  transports  {', '.join(transports)}",
         f"  store       {store}",
     ]

@@ -15,12 +15,12 @@ from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import (
     DEFAULT_GRACE,
-    ERAS,
     FORGET_AFTER,
     LIMIT_OPTIONS,
     SessionPolicy,
     TaskPolicy,
 )
+from mcp_sessions.protocol_versions import ERAS
 
 _UNLISTED = """\
 More options, which few servers need, are in the documentation: see its pages

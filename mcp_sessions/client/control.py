@@ -43,6 +43,7 @@ from mcp_sessions.core.messages import INSTANCE_META, SESSION_META, Json
 from mcp_sessions.core.resume import AWAY, EventId, FailureCause, Step, after_status
 from mcp_sessions.errors import METHOD_NOT_FOUND, SESSION_NOT_FOUND, Detached
 from mcp_sessions.ids import digest
+from mcp_sessions.protocol_versions import NEWEST_HANDSHAKE
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,6 @@ _REFUSED, _UNAVAILABLE = 400, 503
 _PATIENCE = 2
 """How often a server that answers so is asked again for the same session."""
 
-_VERSION = "2025-11-25"
 _CLIENT_INFO = {"name": "mcp-sessions", "version": "1"}
 
 _HOLE = "a session missed events that the server does not have any more: start the bridge again"
@@ -162,7 +162,7 @@ class SessionControl:
         envelope = self._peer.envelope
         info = envelope.meta.get("io.modelcontextprotocol/clientInfo") if envelope else None
         params: Json = {
-            "protocolVersion": _VERSION,
+            "protocolVersion": NEWEST_HANDSHAKE,
             "capabilities": messages.declaring({}),
             "clientInfo": info or _CLIENT_INFO,
         }

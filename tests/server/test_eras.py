@@ -9,15 +9,24 @@ from typing import Any
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
+from mcp_types.version import LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 
 from mcp_sessions import ConfigurationError, SessionLayer
 from mcp_sessions.cli.config_file import servers_of
 from mcp_sessions.cli.over_the_file import options_over
+from mcp_sessions.cli.serve import start_up
 from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.layer_settings import LayerSettings
-from mcp_sessions.policy import Eras
+from mcp_sessions.protocol_versions import (
+    HANDSHAKE_ERA,
+    MODERN_ERA,
+    NEWEST_HANDSHAKE,
+    NEWEST_MODERN,
+    Eras,
+)
 from mcp_sessions.server.upstream.external.children import can_follow
+from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS
 from tests.support.duplex import DuplexPeer, listening, pipe, websocket
 from tests.support.modern import ModernClient, envelope
 from tests.support.raw import SESSION, Json
@@ -35,6 +44,27 @@ UNSUPPORTED = -32022
 def anyio_backend() -> str:
     """Asyncio's own loop: threads of a pipe know no other time."""
     return "asyncio"
+
+
+def test_the_versions_are_those_of_the_sdk() -> None:
+    assert set(HANDSHAKE_ERA) < HANDSHAKE_VERSIONS
+    assert NEWEST_HANDSHAKE == LATEST_HANDSHAKE_VERSION == max(HANDSHAKE_ERA)
+    assert MODERN_ERA == MODERN_PROTOCOL_VERSIONS and NEWEST_MODERN == max(MODERN_ERA)
+
+
+@pytest.mark.parametrize(
+    ("eras", "line"),
+    [
+        ("2025", "handshake (2025-03-26, 2025-06-18, 2025-11-25)"),
+        ("2026", "modern (2026-07-28)"),
+    ],
+)
+def test_the_first_lines_name_the_eras_that_are_spoken(
+    eras: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start_up(parsed(["server.py", "--eras", eras]), None, "memory://")
+
+    assert f"  eras        {line}\n" in capsys.readouterr().err
 
 
 DUPLEX = pytest.mark.parametrize("kind", ["websocket", "stdio"])

@@ -33,7 +33,8 @@ from mcp_sessions import (
 )
 from mcp_sessions.assembly import Assembly
 from mcp_sessions.ids import SessionId
-from mcp_sessions.policy import Eras, TaskPolicy
+from mcp_sessions.policy import TaskPolicy
+from mcp_sessions.protocol_versions import Eras
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.testing.memory_client import inside
 from mcp_sessions.testing.timed_layer import ClockedLayer

@@ -47,11 +47,11 @@ from mcp_sessions.errors import (
     WireError,
 )
 from mcp_sessions.principal import Principal
+from mcp_sessions.protocol_versions import DEFAULT_VERSION
 from mcp_sessions.security import mint_connection_id
 from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.calls.table import Call, Outcome
 from mcp_sessions.server.connection.connection import (
-    DEFAULT_VERSION,
     ClientConnection,
     Inbound,
 )

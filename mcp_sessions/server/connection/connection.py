@@ -35,10 +35,6 @@ from mcp_sessions.server.reporting.audit import AuditEntry
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 
-DEFAULT_VERSION = "2025-03-26"
-"""The version of a client that names none (2025-11-25, transports)."""
-
-
 Unless = Callable[[], Awaitable[bool]]
 """Whether a message is not for its client. May raise ``StoreUnavailable``: it is asked again."""
 

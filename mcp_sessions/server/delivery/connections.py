@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection
 from mcp_sessions.background import report
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import ConnectionId, SessionId, process_of
+from mcp_sessions.protocol_versions import DEFAULT_VERSION
 from mcp_sessions.server.cluster.replica import Replica
-from mcp_sessions.server.connection.connection import DEFAULT_VERSION, ClientConnection
+from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.records import Peer, SessionRecord

@@ -46,8 +46,9 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import ConnectionId, StreamName, process_of
 from mcp_sessions.principal import Principal
+from mcp_sessions.protocol_versions import DEFAULT_VERSION
 from mcp_sessions.seldom import Seldom
-from mcp_sessions.server.connection.connection import DEFAULT_VERSION, HttpFacts, Inbound
+from mcp_sessions.server.connection.connection import HttpFacts, Inbound
 from mcp_sessions.server.connection.joint_admission import JointAdmission
 from mcp_sessions.server.delivery.questions import confirmed
 from mcp_sessions.server.delivery.stored_connection import StoredConnection

@@ -58,8 +58,8 @@ from mcp_sessions.errors import (
     OUTCOME_UNKNOWN,
     OutcomeUnknown,
 )
+from mcp_sessions.protocol_versions import NEWEST_MODERN
 from mcp_sessions.server.upstream.external.child_eras import (
-    VERSION,
     HandshakeEra,
     ModernEra,
     read_again,
@@ -170,7 +170,7 @@ class Child:
         """
         known = frozenset(versions)
         speaks_modern = False
-        if client.get("protocolVersion") == VERSION:
+        if client.get("protocolVersion") == NEWEST_MODERN:
             client = {**client, "protocolVersion": max(versions)}
             # Some servers of the handshake era do not answer messages before a handshake.
             speaks_modern = await self._discovers(client, known, _DISCOVERING)

@@ -38,6 +38,7 @@ from mcp_sessions.core.messages import (
 )
 from mcp_sessions.core.named import NAMING
 from mcp_sessions.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, OutcomeUnknown
+from mcp_sessions.protocol_versions import NEWEST_MODERN
 from mcp_sessions.server.upstream.external.child_requests import (
     ANSWERING,
     Forgotten,
@@ -268,8 +269,6 @@ async def read_again(child: ChildConnection) -> None:
         await child.client.notified(method_names.RESOURCE_UPDATED, {"uri": uri})
 
 
-VERSION: Final = "2026-07-28"
-
 _PREFIX: Final = PROTOCOL_VERSION_META.rpartition("/")[0]
 _LEVEL: Final = f"{_PREFIX}/logLevel"
 
@@ -309,7 +308,7 @@ class Modern:
             wanted: The version that the client asked for.
             versions: Those with a handshake.
         """
-        if VERSION not in entries_of(found.get("supportedVersions")):
+        if NEWEST_MODERN not in entries_of(found.get("supportedVersions")):
             return None
         info: object = meta_of(found).get(f"{_PREFIX}/serverInfo")
         capabilities = members_of(found.get("capabilities"))
@@ -328,7 +327,7 @@ class Modern:
 
 def _envelope(client: Mapping[str, Any], level: str | None) -> dict[str, Any]:
     envelope: dict[str, Any] = {
-        PROTOCOL_VERSION_META: VERSION,
+        PROTOCOL_VERSION_META: NEWEST_MODERN,
         f"{_PREFIX}/clientInfo": client.get("clientInfo"),
         f"{_PREFIX}/clientCapabilities": client.get("capabilities") or {},
     }

@@ -44,6 +44,7 @@ from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.protocol_versions import NEWEST_MODERN
 from mcp_sessions.server.upstream.external.beginning import (
     Ended,
     NoMeans,
@@ -53,7 +54,6 @@ from mcp_sessions.server.upstream.external.beginning import (
     not_started,
 )
 from mcp_sessions.server.upstream.external.child import Child
-from mcp_sessions.server.upstream.external.child_eras import VERSION
 from mcp_sessions.server.upstream.external.child_requests import ChildRefused
 from mcp_sessions.server.upstream.external.server_messages import Notifier
 from mcp_sessions.server.upstream.external.slot import (
@@ -133,7 +133,7 @@ class Children:
 
     def offered(self, client: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the params by which a server is begun: their version says the era."""
-        return {**client, "protocolVersion": VERSION} if self.prefers_modern else client
+        return {**client, "protocolVersion": NEWEST_MODERN} if self.prefers_modern else client
 
     def run(self) -> None:
         self.starter.run(lambda: self.room.left)

@@ -27,9 +27,9 @@ from mcp_sessions.core.named import NAMING
 from mcp_sessions.errors import METHOD_NOT_FOUND, LimitReached, NotBegun, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
+from mcp_sessions.protocol_versions import NEWEST_MODERN
 from mcp_sessions.server.upstream.accepted_questions import NOTHING_ASKED, Askable
 from mcp_sessions.server.upstream.external.child import Child
-from mcp_sessions.server.upstream.external.child_eras import VERSION
 from mcp_sessions.server.upstream.external.child_requests import ANSWERING
 from mcp_sessions.server.upstream.external.child_spans import Spans
 from mcp_sessions.server.upstream.external.children import Children
@@ -162,7 +162,9 @@ class ExternalPeer:
             return await work
         spans = self._wrapped.spans
         if spans.are_made:
-            version = VERSION if self._asks is not None else self._client.get("protocolVersion")
+            version = (
+                NEWEST_MODERN if self._asks is not None else self._client.get("protocolVersion")
+            )
             work = spans.around(call, method, params, version, work)
         served = await work
         if method == method_names.LIST_TOOLS:
@@ -348,7 +350,7 @@ class ExternalPeer:
             UpstreamError: Its params are malformed, or its child cannot be started.
             LimitReached: It names more than ``max_subscriptions`` resources.
         """
-        self._wrapped.shell.validate(method_names.LISTEN, VERSION, params)
+        self._wrapped.shell.validate(method_names.LISTEN, NEWEST_MODERN, params)
         listen = Listen(call, Filter(params or {}))
         most = self._wrapped.max_subscriptions
         if len(listen.uris) > most:
@@ -517,7 +519,7 @@ class ExternalPeer:
         services = self._wrapped.services
         if isinstance(key, Sessionless):
             if key.is_modern:
-                client = {**client, "protocolVersion": VERSION}
+                client = {**client, "protocolVersion": NEWEST_MODERN}
             slot = Slot(services, key, client, Clients(key.client is not None, True))
             if key.client is not None:
                 slot.is_asked_by(key.client)

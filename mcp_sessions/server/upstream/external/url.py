@@ -46,10 +46,10 @@ from mcp_sessions.http_client.sse_reader import EventTooLarge, Position, ReadEve
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
+from mcp_sessions.protocol_versions import NEWEST_MODERN
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.external.beginning import NoMeans
 from mcp_sessions.server.upstream.external.child import Child
-from mcp_sessions.server.upstream.external.child_eras import VERSION
 from mcp_sessions.server.upstream.external.child_requests import (
     ChildRefused,
     Client,
@@ -256,7 +256,7 @@ class HttpWire:
         headers: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[httpx2.Response]:
         child = self._child
-        version = VERSION if child.is_modern else child.result.get("protocolVersion")
+        version = NEWEST_MODERN if child.is_modern else child.result.get("protocolVersion")
         fields = dict(headers or {})
         if last_event_id is not None:
             fields["last-event-id"] = last_event_id

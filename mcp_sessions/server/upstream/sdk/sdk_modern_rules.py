@@ -42,7 +42,7 @@ from mcp_sessions.core.messages import (
     meta_of,
 )
 from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
-from mcp_sessions.policy import Eras
+from mcp_sessions.protocol_versions import Eras
 from mcp_sessions.server.upstream.modern_rules import ModernRefusal
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 from mcp_sessions.stores.records import Peer

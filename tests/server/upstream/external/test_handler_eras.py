@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions import ConfigurationError, HTTPServer, SessionLayer, StdioServer
-from mcp_sessions.policy import Eras
+from mcp_sessions.protocol_versions import Eras
 from mcp_sessions.server.upstream.external.sharing import HandlerEras
 from tests.house.source import ROOT
 from tests.server.upstream.external.test_peer_in_rounds import ELICITS, QUESTION, TWO, again

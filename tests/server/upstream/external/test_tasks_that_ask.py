@@ -10,7 +10,8 @@ import pytest
 
 from mcp_sessions import HTTPServer, StdioServer
 from mcp_sessions.external_server import ExternalServer
-from mcp_sessions.policy import Eras, TaskPolicy
+from mcp_sessions.policy import TaskPolicy
+from mcp_sessions.protocol_versions import Eras
 from tests.faults.test_host_keys import running
 from tests.server.requests.test_tasks import (
     CAPABILITIES,
