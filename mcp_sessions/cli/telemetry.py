@@ -37,6 +37,7 @@ from uuid import uuid4
 
 from mcp_sessions.cli.arguments import without_secrets
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.hints import did_you_mean
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -148,6 +149,10 @@ def _reason_of(error: BaseException) -> str:
 LAST: Final = 3.0
 """Seconds that the last metrics and spans have at the exit."""
 
+PROMETHEUS: Final = "prometheus"
+_PORT: Final = "OTEL_EXPORTER_PROMETHEUS_PORT"
+_LAST_PORT: Final = 65_535
+
 METRICS: Final = "metrics"
 TRACES: Final = "traces"
 
@@ -199,7 +204,8 @@ def exported(
             f"OTEL_{name.upper()}_EXPORTER=console: standard output is the client's"
         )
     entries = [_exporter(environment, name, each) for each in exporters]
-    endpoints = [_endpoint(environment, name) if each == "otlp" else each for each in exporters]
+    places = {"otlp": _endpoint, PROMETHEUS: _page}
+    endpoints = [places[each](environment, name) if each in places else each for each in exporters]
     return Exported(name, entries, ", ".join(endpoints))
 
 
@@ -246,7 +252,11 @@ def exporting(
         except Exception as failed:
             # A variable may have any value, and an exporter any author. No failure of them may keep
             # the server from serving.
-            if not isinstance(failed, ConfigurationError):
+            if isinstance(failed, OSError) and PROMETHEUS in exporters:
+                # Another process has the port, such as another worker.
+                text = f"{_page(os.environ, name)}: {failed.strerror or failed}: set {_PORT}"
+                lost.setdefault(text, []).append(name)
+            elif not isinstance(failed, ConfigurationError):
                 text = " ".join(str(failed).split())
                 lost.setdefault(f"{type(failed).__name__}: {text}", []).append(name)
             elif says:
@@ -366,6 +376,15 @@ def _provide_traces(exporters: Sequence[EntryPoint], resource: Resource) -> Call
 _PROVIDE: Final = {METRICS: _provide_metrics, TRACES: _provide_traces}
 
 
+def _page(environment: Mapping[str, str], name: str) -> str:
+    """Where Prometheus fetches."""
+    host = environment.get("OTEL_EXPORTER_PROMETHEUS_HOST", "").strip() or "localhost"
+    port = environment.get(_PORT, "").strip() or "9464"
+    if not port.isdecimal() or int(port) > _LAST_PORT:
+        raise ConfigurationError(f"{_PORT}: must be a port, not {port!r}")
+    return f"http://{host}:{port}/{name}"
+
+
 def _of_otlp(environment: Mapping[str, str], name: str, what: str) -> str | None:
     for variable in (f"OTEL_EXPORTER_OTLP_{name.upper()}_{what}", f"OTEL_EXPORTER_OTLP_{what}"):
         if text := environment.get(variable, "").strip():
@@ -389,6 +408,11 @@ def _exporter(environment: Mapping[str, str], name: str, exporter: str) -> Entry
         key, advice = _OF_PROTOCOL[protocol], _EXTRA
         if protocol == "grpc":
             advice = "pip install opentelemetry-exporter-otlp-proto-grpc"
+    elif exporter == PROMETHEUS:
+        advice = "pip install opentelemetry-exporter-prometheus"
+    else:
+        near = did_you_mean(exporter, ("otlp", "console", "none", PROMETHEUS))
+        advice = near.removeprefix("; ") or advice
     for entry in entry_points(group=f"opentelemetry_{name}_exporter", name=key):
         return entry
     raise ConfigurationError(f"there is no exporter {key!r} for {name}: {advice}")

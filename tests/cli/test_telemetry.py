@@ -236,7 +236,10 @@ def test_what_goes_wrong_in_one_worker_is_said_by_that_one(
     monkeypatch.setattr(telemetry, "exported", taken)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "prometheus")
     [line] = warnings_of(caplog, is_worker=True, says=False)
-    assert line == "metrics are not exported: OSError: [Errno 98] Address already in use"
+    assert line == (
+        "metrics are not exported: http://localhost:9464/metrics: Address already in use: "
+        "set OTEL_EXPORTER_PROMETHEUS_PORT"
+    )
 
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a.example"}
@@ -275,6 +278,25 @@ def test_a_signal_is_exported_if_its_exporter_or_a_collector_is_named(
         ({"OTEL_METRICS_EXPORTER": "console"}, False, "exported to console", False),
         ({"OTEL_METRICS_EXPORTER": "console"}, True, "standard output is the client's", True),
         ({"OTEL_METRICS_EXPORTER": "none-such"}, False, "no exporter 'none-such'", True),
+        ({"OTEL_METRICS_EXPORTER": "promethues"}, False, "did you mean prometheus?", True),
+        (
+            {"OTEL_METRICS_EXPORTER": "prometheus"},
+            False,
+            "exported to http://localhost:9464/metrics",
+            False,
+        ),
+        (
+            {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT": "http"},
+            False,
+            "OTEL_EXPORTER_PROMETHEUS_PORT: must be a port, not 'http'",
+            True,
+        ),
+        (
+            {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT": "99999"},
+            False,
+            "OTEL_EXPORTER_PROMETHEUS_PORT: must be a port, not '99999'",
+            True,
+        ),
         (
             {**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
             False,
