@@ -81,8 +81,9 @@ async def test_a_process_gets_the_variables_that_it_was_given(folder: Path) -> N
 
 
 async def test_a_launcher_that_stands_between_the_pipes_stays(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("mcp_sessions.server.upstream.external.launcher._INSTALLS", 1)
     between = ", stdout=subprocess.PIPE"
     copies = """
 server = subprocess.Popen(["the-server"], stdout=subprocess.PIPE,
@@ -97,7 +98,7 @@ sys.exit(0)
         await works(w)
         await works(w)
         assert launched(folder) == 3, "once to ask it, and for each session"
-        why = "the server a: each process starts through npx: it started nothing in 20 seconds"
+        why = "the server a: each process starts through npx: it started nothing in 2 seconds"
         await until(lambda: why in caplog.text, "the reason", 30)
 
 
