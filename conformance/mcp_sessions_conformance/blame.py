@@ -121,6 +121,8 @@ def checked(step: Json, cited: Sequence[str]) -> list[str]:
         found += [clause for clause in choice if clause in cited] or choice[:1]
     if "status" in step and "error" in step and "HTP2" in cited:
         found.append("HTP2")
+    if "ERR1" in found and "ERR2" in cited:
+        found.append("ERR2")
     return list(dict.fromkeys(found))
 
 

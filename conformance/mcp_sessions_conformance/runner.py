@@ -346,10 +346,12 @@ async def _play_at(
                 wrong = "" if passed else f"{vector.id}: {outcome.sentence}"
                 progress(combination.name, next(played), len(chosen), wrong)
 
+    known = here in offered and offered[here].other_servers is not None
+    # They mostly wait, and no other vector reaches their servers.
+    beside = [v for v in chosen if known and v.when.other_server is not None]
     async with asyncio.TaskGroup() as turns:
-        # Those with a server of their own mostly wait, and no other vector reaches that server.
-        turns.create_task(in_turn([v for v in chosen if v.when.other_server is None]))
-        turns.create_task(in_turn([v for v in chosen if v.when.other_server is not None]))
+        turns.create_task(in_turn([v for v in chosen if v not in beside]))
+        turns.create_task(in_turn(beside))
 
 
 async def play_one(

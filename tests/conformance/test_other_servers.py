@@ -1,12 +1,15 @@
 """Servers next to the tested one, and those of one era: what there is not is asked of nobody."""
 
+import asyncio
+
 import pytest
 
+from mcp_sessions_conformance import runner
 from mcp_sessions_conformance.fault import Case, Fault, Late
 from mcp_sessions_conformance.faults.shared_faults import answer, refuse, said, tool
 from mcp_sessions_conformance.loader import Vector
 from mcp_sessions_conformance.report import as_text
-from mcp_sessions_conformance.runner import Run, Selection, run
+from mcp_sessions_conformance.runner import Outcome, Run, Selection, run
 from mcp_sessions_conformance.targets import parse_target
 from mcp_sessions_conformance.values import Json
 from tests.conformance.conftest import CREDENTIALS, behind_fault_proxy
@@ -73,3 +76,27 @@ async def test_a_server_of_one_era_is_not_asked_for_the_other(
     assert not done.outcomes
     reasons = {entry.vector.id: entry.reason for entry in done.not_selected}
     assert reasons == dict.fromkeys(both, "it speaks both eras, and one was asked for")
+
+
+async def test_a_vector_with_a_server_of_its_own_is_played_beside_the_others(
+    monkeypatch: pytest.MonkeyPatch, server_url: str, vectors: list[Vector]
+) -> None:
+    """It mostly waits, and no other vector reaches its server."""
+    expired, plain = "what-is-too-old-is-expired", "start-answers-with-an-id"
+    has_begun = asyncio.Event()
+
+    async def play(vector: Vector, *_: object) -> Outcome:
+        if vector.id == plain:
+            has_begun.set()
+        async with asyncio.timeout(10):
+            await has_begun.wait()
+        return Outcome(vector, "here", "passed")
+
+    monkeypatch.setattr(runner, "play_one", play)
+    # The one that waits is the first.
+    chosen = sorted((v for v in vectors if v.id in (expired, plain)), key=lambda v: v.id == plain)
+    assert [vector.id for vector in chosen] == [expired, plain]
+    only = Selection(eras=frozenset({"handshake"}))
+    done = await run([parse_target(server_url)], chosen, selection=only, credentials=CREDENTIALS)
+    assert {outcome.vector.id for outcome in done.outcomes} == {expired, plain}
+    assert done.is_conformant

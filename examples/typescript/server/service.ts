@@ -82,7 +82,7 @@ export class Service {
     return { session: current, isNamed: false };
   }
 
-  /** The caller's session of that id (ASC20, steps 6 to 8). */
+  /** The caller's session of that id (ASC20, steps 7 to 9). */
   named(sessionId: string, state: JsonObject[string] | undefined, credential: Credential): Session {
     const session = this.registry.find(sessionId, credential);
     if (session !== null) {
@@ -195,10 +195,14 @@ export class Service {
     const meta = metaOf(message.params);
     const key = meta[REQUEST_KEY];
     const named = meta[SESSION];
-    if (isObject(named) && typeof named["sessionId"] === "string" && typeof key === "string") {
-      const session = this.registry.find(named["sessionId"], caller.credential);
-      session?.keys.running(key)?.cancel(cancelled()); // REQ7
-      return;
+    if (named !== undefined && named !== null) {
+      const isNamed = isObject(named) && typeof named["sessionId"] === "string";
+      const session = isNamed ? this.registry.find(named["sessionId"] as string, caller.credential) : null;
+      if (session === null) return; // ASC10
+      if (typeof key === "string") {
+        session.keys.running(key)?.cancel(cancelled()); // REQ7
+        return;
+      }
     }
     const requestId = message.params?.["requestId"];
     if (typeof requestId !== "string" && typeof requestId !== "number") return;
