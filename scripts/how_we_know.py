@@ -153,6 +153,10 @@ what the old session had is lost. Other programs used the machine meanwhile, so 
 * A process began to run tasks while a replica asked which processes run some. That check failed.
 * A client can be asked again what it has answered. It had lost the connections of two calls at a
   command, and both had the question. One call had ended. Its response loses the question now.
+* A task asked while the store of its runner was full. Its client answered at another replica. That
+  did not know the question, and lost the answer. A question is stored now before it is shown.
+* The next round of a call was lost between two replicas. Its client cancelled the call, which ran
+  on and held the question of another one. The round and its cancellation are sent again now.
 * Of {defects[all]} old faults that were put back, the simulation found {defects[found]}.
 
 These changes still pass all tests near them. Most of them change nothing that a caller sees:

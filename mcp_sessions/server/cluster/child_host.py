@@ -290,6 +290,9 @@ class ChildHost:
         if self._rounds is None or name is None or method is None:
             raise UpstreamError(wire_error(OutcomeUnknown()))
         owner = message.session_id or call.principal
+        if message.is_cancelled:
+            self._rounds.cancel(name, call, owner, method, params)
+            return {}
         return await self._rounds.go_on(name, call, owner, method, params)
 
 

@@ -186,7 +186,8 @@ class RemoteChildren:
         process = process_of(lease.holder)
         if process is None:
             raise AssertionError("a lease names its process")
-        return await self._ask(process, lease.session_id, lease.holder, call, asked)
+        request = _request(lease.session_id, lease.holder, call, asked)
+        return await self._ask(process, call, request)
 
     async def go_on_in(
         self,
@@ -199,32 +200,31 @@ class RemoteChildren:
         process = process_of(waiting)
         if process is None or not self._bus.is_remote(process):
             return None
-        asked = RemoteRequest({}, method, params, None, {})
+        request = _request(session_id, waiting, call, RemoteRequest({}, method, params, None, {}))
         try:
-            served = await self._ask(process, session_id, waiting, call, asked)
+            # It may come twice: the second time it gets the same answer.
+            served = await self._ask(process, call, request, is_repeatable=True)
         except Moved:
             # The call that waited there has ended.
             raise UpstreamError(wire_error(OutcomeUnknown())) from None
+        except asyncio.CancelledError:
+            self._bus.spawn(self._cancel(process, replace(request, is_cancelled=True)))
+            raise
         return served[0]
+
+    async def _cancel(self, process: str, request: ChildRequest) -> None:
+        with suppress(Unserved, OutcomeUnknown):
+            # Otherwise the call has ended with its process.
+            await self._relay.ask(process, request, is_repeatable=True)
 
     async def _ask(
         self,
         process: str,
-        session_id: SessionId | None,
-        holder: str,
         call: UpstreamCall,
-        asked: RemoteRequest,
+        request: ChildRequest,
+        *,
+        is_repeatable: bool = False,
     ) -> ServedResult:
-        request = ChildRequest(
-            session_id=session_id,
-            holder=holder,
-            client=asked.client,
-            method=asked.method,
-            params=asked.params,
-            level=asked.level,
-            caller=Caller(call.principal, call.can_send_request),
-            asks=asked.asks,
-        )
 
         async def pass_on(message: Mapping[str, Any]) -> None:
             method, params = message["method"], message["params"]
@@ -245,7 +245,12 @@ class RemoteChildren:
         name = mint_request_id(self._bus.process)
         self._asking[name] = call
         try:
-            answer = await self._relay.ask(process, request, pass_on, serve=ask_client, name=name)
+            answer = await self._relay.ask(
+                *(process, request, pass_on),
+                serve=ask_client,
+                name=name,
+                is_repeatable=is_repeatable,
+            )
         except Unserved:
             raise Moved from None
         except Deaf:
@@ -259,6 +264,21 @@ class RemoteChildren:
         if answer.result is None:
             raise UpstreamError(dict(answer.error or {}))
         return dict(answer.result["result"]), answer.result["handshake"]
+
+
+def _request(
+    session_id: SessionId | None, holder: str, call: UpstreamCall, asked: RemoteRequest
+) -> ChildRequest:
+    return ChildRequest(
+        session_id=session_id,
+        holder=holder,
+        client=asked.client,
+        method=asked.method,
+        params=asked.params,
+        level=asked.level,
+        caller=Caller(call.principal, call.can_send_request),
+        asks=asked.asks,
+    )
 
 
 async def _asked_of(call: UpstreamCall, asker: Asker, asked: PeerRequest) -> RelayedOutcome:

@@ -194,6 +194,9 @@ class ChildRequest:
     asks: Mapping[str, Any] | None
     """The questions that results may carry to its client; None: the handshake era has none."""
 
+    is_cancelled: bool = False
+    """It may not have come before, and its client has left: the call that waits is cancelled."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildNotification:

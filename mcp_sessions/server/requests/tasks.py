@@ -2,7 +2,7 @@
 
 Rules, owned by ``tests/server/requests/test_tasks.py``:
 
-1. A task is stored before its client learns of it.
+1. A task is stored before its client learns of it, and so are its questions and its end.
 2. A task is its owner's. To everybody else an unknown, an expired and a foreign task are the same.
 3. A task whose process is gone has failed, with -31012. It never runs again.
 4. What another process notes about a task reaches its runner by a message, or by the next round.
@@ -66,7 +66,7 @@ _EVERY: Final = 30.0
 """Seconds between two looks at the tasks that are to be kept, or to be forgotten."""
 
 _ENDING: Final = 1.0
-"""Seconds that a poll waits until the end of a task is stored."""
+"""Seconds that a poll waits until the end of a task, or its question, is stored."""
 
 _PATIENCE: Final = 10.0
 """Seconds that a client without tasks waits for the end of one, at the most."""
@@ -244,7 +244,7 @@ class Tasks:
             InvalidParams: There is none, it has expired, or it is somebody else's.
             StoreUnavailable: It is not known.
         """
-        known, record, _ = await self._found(task_id, principal)
+        known, record = await self._to_show(task_id, principal)
         return {"resultType": "complete", **record.shown_whole(known, time_of)}
 
     async def outcome(self, task_id: object, principal: Principal) -> TaskRecord:
@@ -281,6 +281,16 @@ class Tasks:
         else:
             await self._note(known, _mark_unwanted)
         return {"resultType": "complete"}
+
+    async def _to_show(self, task_id: object, principal: Principal) -> tuple[SessionId, TaskRecord]:
+        known, record, _ = await self._found(task_id, principal)
+        here = self._here.get(known)
+        if here is None or not record.questions or not self.bus.is_shared:
+            return known, record
+        if not await here.settled(_ENDING):
+            # Another process may get the answer. It would not know the question.
+            raise StoreUnavailable("a question of a task is not stored yet")
+        return known, here.record
 
     async def _found(
         self, task_id: object, principal: Principal
@@ -403,7 +413,7 @@ class Tasks:
 
     async def _shown(self, principal: Principal, task_id: SessionId) -> tuple[Json, bool] | None:
         try:
-            _, record, _ = await self._found(task_id, principal)
+            _, record = await self._to_show(task_id, principal)
         except InvalidParams:
             return None
         return record.shown_whole(task_id, time_of), record.has_ended

@@ -215,6 +215,21 @@ class Rounds:
             raise
         return await self._repeated.serve(name, held, answers, partial(self._turn, held, params))
 
+    def cancel(
+        self,
+        name: str,
+        call: UpstreamCall,
+        owner: Hashable,
+        method: str,
+        params: dict[str, Any] | None,
+    ) -> None:
+        """Cancel a call that waits for this round: its client has left. The round may have come
+        before, and have been cancelled. See :meth:`go_on`.
+        """
+        waiting = self._waiting.get(name)
+        if waiting is not None and waiting[0].what == what_of(call, owner, method, params):
+            self._removed(name).cancel()
+
     async def give_up_oldest(self, share: Hashable, of: Principal | None = None) -> bool:
         """Give up a call outside of sessions whose client is away, to make room: the oldest of the
         client that has most.
