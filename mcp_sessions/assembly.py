@@ -21,6 +21,7 @@ from mcp_sessions.foundations import (
     wrapped,
 )
 from mcp_sessions.layer_settings import LayerSettings
+from mcp_sessions.policy import DEFAULT_GRACE
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.endpoint import Endpoint, EndpointSettings
@@ -351,6 +352,9 @@ class Assembly:
             upstream=self.upstream,
             child_host=children,
         )
+        self.fleet.acts["drain"] = lambda _: draining.drain(DEFAULT_GRACE)
+        if self.external is not None:
+            self.fleet.acts["stop"] = self.external.children.stop_process
         argument = self.conversations.argument if self.conversations is not None else None
         self.lifespan = Lifespan(
             replica,

@@ -199,6 +199,7 @@ class SessionLayer:
         health: str | None = None,
         application: Callable[[], ASGIApp] | None = None,
         dashboard: str | None = None,
+        dashboard_actions: bool = False,
     ) -> MountedApp:
         """Return an ASGI application that serves Streamable HTTP on ``path``.
 
@@ -220,6 +221,7 @@ class SessionLayer:
                 checks for HTTP requests (an API key, a rate limit) apply to WebSockets, too. None:
                 the layer finds the application. If it cannot, it refuses WebSockets and logs that.
             dashboard: Where :meth:`dashboard` is; None: it is not served.
+            dashboard_actions: Its ``actions``.
 
         Raises:
             ConfigurationError: The layer cannot take over the server's authentication; or others
@@ -232,7 +234,7 @@ class SessionLayer:
                     f"dashboard: others can reach this page on {host}, so it needs authentication, "
                     "such as api_keys"
                 )
-            where, page = dashboard.rstrip("/"), self.dashboard()
+            where, page = dashboard.rstrip("/"), self.dashboard(actions=dashboard_actions)
             # A browser finds the parts of a page from the slash on.
             there = Route(where, RedirectResponse(f"{where}/"))
             extra_routes = [*extra_routes, there, Mount(where, page)]
@@ -257,7 +259,9 @@ class SessionLayer:
         """
         return self._assembly.health.routes(path)
 
-    def dashboard(self, *, auth: Callable[[Request], Any] | None = None) -> ASGIApp:
+    def dashboard(
+        self, *, auth: Callable[[Request], Any] | None = None, actions: bool = False
+    ) -> ASGIApp:
         """Return a page that shows the sessions, live, as an ASGI application to mount:
         ``Mount("/sessions", layer.dashboard())``. It needs the extra ``dashboard``.
 
@@ -266,6 +270,8 @@ class SessionLayer:
                 ``lambda request: request.user.is_admin``. It may be async. None: as for the
                 endpoint, with the API key or token as the password that a browser asks for. If the
                 endpoint needs no credential, only browsers on this machine see the page.
+            actions: Who sees the page may also end a session, drain a replica, and stop a process
+                of the wrapped server.
 
         Raises:
             ConfigurationError: Jinja2 is not installed, the layer has no store, or its server has
@@ -273,7 +279,7 @@ class SessionLayer:
         """
         from mcp_sessions.dashboard.of_layer import dashboard_of
 
-        return dashboard_of(self._assembly, auth)
+        return dashboard_of(self._assembly, auth, actions=actions)
 
     @checked()
     def routes(
@@ -325,6 +331,7 @@ class SessionLayer:
         health: str | None = None,
         access_log: bool = False,
         dashboard: str | None = None,
+        dashboard_actions: bool = False,
         forwarded_allow_ips: str | None = None,
         ssl_certfile: str | None = None,
         ssl_keyfile: str | None = None,
@@ -347,6 +354,7 @@ class SessionLayer:
             health: See :meth:`asgi_app`.
             access_log: Log a line for each request (``mcp_sessions.access``).
             dashboard: See :meth:`asgi_app`.
+            dashboard_actions: See :meth:`asgi_app`.
             forwarded_allow_ips: Proxies whose ``X-Forwarded-For`` names the client: addresses and
                 networks, separated by commas, or ``*``. None: those of the variable
                 ``FORWARDED_ALLOW_IPS``, and else nobody.
@@ -374,6 +382,7 @@ class SessionLayer:
             max_body=max_body,
             health=health,
             dashboard=dashboard,
+            dashboard_actions=dashboard_actions,
         )
         parts = self._assembly
         serve_pipe = partial(serve_stdio, parts, parts.lifespan, parts.draining, grace)

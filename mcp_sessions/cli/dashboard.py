@@ -94,7 +94,10 @@ async def _serve(options: argparse.Namespace, lock: Lock | None) -> None:
         await store.made()
         fleet, leave = await _fleet_of(store)
         looks = Looks(store, fleet, policy=policy, clock=time.time)
-        app = locked(Dashboard(looks, title=types.redacted(options.store)).app(), lock)
+        app = locked(
+            Dashboard(looks, title=types.redacted(options.store), actions=options.actions).app(),
+            lock,
+        )
         with listening_socket(options.host, options.port) as sock:
             host = f"[{options.host}]" if ":" in options.host else options.host
             print(
@@ -162,5 +165,6 @@ def make_parser() -> types.OneLineParser:
     page.add("--host HOST", "address to listen on (%(default)s)", default="127.0.0.1")
     page.add("--port PORT", "port; 0: any free one (%(default)s)", types.port, default=PORT)
     page.add("--api-keys FILE", "ask for a key of this file, as the password")
+    page.add("--actions", "let it end sessions, and drain replicas")
     parser.set_defaults(parser=parser)
     return parser

@@ -171,6 +171,7 @@ def _serve(
                 drain_delay=options.drain_delay,
                 health=options.health,
                 dashboard=options.dashboard,
+                dashboard_actions=options.dashboard_actions,
                 access_log=options.access_log,
                 forwarded_allow_ips=options.forwarded_allow_ips,
                 ssl_certfile=options.ssl_certfile,

@@ -157,6 +157,10 @@ def _check(options: argparse.Namespace) -> None:
         if given and not fits:
             name = f"--{given[0].replace('_', '-')}"
             raise ConfigurationError(f"{name} is only for {what}: leave it out for this server")
+    if options.dashboard_actions and options.dashboard is None:
+        raise ConfigurationError(
+            "--dashboard-actions needs --dashboard PATH: add it, or leave out --dashboard-actions"
+        )
     if options.dashboard is not None:
         if options.config is not None:
             raise ConfigurationError(
@@ -387,6 +391,7 @@ def _add_start_and_stop(group: types.Options) -> None:
 def _add_logs(group: types.Options) -> None:
     types.add_log_options(group, level="info")
     group.add("--dashboard PATH", "serve a page that shows the sessions", types.url_path)
+    group.add("--dashboard-actions", "let it end sessions, and more", is_listed=False)
     group.add("--access-log", "log a line for each HTTP request and WebSocket")
     group.add("--audit FILE", "append a JSON line for each request; -: stdout")
     group.add("--audit-key-names", "name API keys in the audit", default=None, is_listed=False)

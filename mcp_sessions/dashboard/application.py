@@ -23,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions.dashboard import views
+from mcp_sessions.dashboard.actions import Actions, cookie_of, set_cookie, token_of
 from mcp_sessions.dashboard.looks import Look, Looks
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import digest
@@ -40,7 +41,7 @@ HEADERS: Mapping[str, str] = {
     "frame-ancestors 'none'",
     "x-frame-options": "DENY",
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
@@ -89,10 +90,12 @@ class Dashboard:
     Args:
         looks: What they show.
         title: Names what they are about: the store, or the server.
+        actions: Who sees the page may end a session, drain a replica and stop a process.
     """
 
-    def __init__(self, looks: Looks, *, title: str) -> None:
+    def __init__(self, looks: Looks, *, title: str, actions: bool = False) -> None:
         self._looks, self._title = looks, title
+        self._actions = Actions(looks) if actions else None
         self._streams = 0
         self._templates = Environment(
             loader=PackageLoader("mcp_sessions.dashboard"),
@@ -107,6 +110,7 @@ class Dashboard:
 
     def app(self) -> ASGIApp:
         routes = [
+            *(self._actions.routes() if self._actions is not None else ()),
             Route("/", self._now),
             Route("/now", self._redirected),
             Route("/find", self._find, methods=["POST"]),
@@ -132,7 +136,11 @@ class Dashboard:
 
     async def _answer(self, request: Request, view: str) -> Response:
         page = await self._made(request, view)
-        return HTMLResponse(self._whole(request, view, page), page.status)
+        cookie, is_new = cookie_of(request)
+        answer = HTMLResponse(self._whole(request, view, page, cookie), page.status)
+        if self._actions is not None and is_new:
+            set_cookie(request, answer, cookie)
+        return answer
 
     async def _find(self, request: Request) -> Response:
         body = b""
@@ -230,14 +238,14 @@ class Dashboard:
         except StoreUnavailable:
             return otherwise
 
-    def _whole(self, request: Request, view: str, page: Page) -> str:
+    def _whole(self, request: Request, view: str, page: Page, cookie: str) -> str:
         root = _root(request)
-        values = self._values(request, view, page)
+        values = self._values(request, view, page, cookie)
         path = f"session/{request.path_params['name']}" if view == "session" else view
         values["live"] = f"{root}/live/{path}{page.query}"
         return self._templates.get_template("page.html").render(values)
 
-    def _values(self, request: Request, view: str, page: Page) -> dict[str, Any]:
+    def _values(self, request: Request, view: str, page: Page, cookie: str) -> dict[str, Any]:
         return {
             "root": _root(request),
             "view": view,
@@ -246,6 +254,8 @@ class Dashboard:
             "hint": self._looks.fleet.hint,
             "title": page.title,
             "template": page.template,
+            "acts": self._actions is not None,
+            "token": token_of(cookie),
             **page.values,
         }
 
@@ -273,7 +283,7 @@ class Dashboard:
             async for look in self._looks.changes():
                 page = await self._made(request, view, look)
                 text = self._templates.get_template("part.html").render(
-                    self._values(request, view, page)
+                    self._values(request, view, page, cookie_of(request)[0])
                 )
                 if text != shown:
                     shown, said_at = text, loop.time()

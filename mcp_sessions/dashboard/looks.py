@@ -20,6 +20,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, digest, process_of, replica_name
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
+from mcp_sessions.server.cluster.replica_messages import Instruct
 from mcp_sessions.stores.ends_contract import client_name, principal_name
 from mcp_sessions.stores.operator import OperatorStore
 from mcp_sessions.stores.records import SessionRecord
@@ -142,6 +143,10 @@ class Fleet(Protocol):
         """Whether a process lives; None: nobody knows."""
         ...
 
+    async def instruct(self, process: str, message: Instruct) -> bool:
+        """Let a replica do something; False if nobody heard it."""
+        ...
+
 
 class NoFleet:
     """Servers that cannot be asked: the store has no way to them."""
@@ -156,6 +161,9 @@ class NoFleet:
 
     async def is_alive(self, process: str) -> bool | None:
         return None
+
+    async def instruct(self, process: str, message: Instruct) -> bool:
+        return False
 
 
 class Looks:

@@ -19,7 +19,7 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.operator import SharedStore
 
 
-def dashboard_of(parts: Assembly, allows: Allows | None) -> ASGIApp:
+def dashboard_of(parts: Assembly, allows: Allows | None, *, actions: bool) -> ASGIApp:
     """Return the page of a layer, behind its door.
 
     Raises:
@@ -34,7 +34,7 @@ def dashboard_of(parts: Assembly, allows: Allows | None) -> ASGIApp:
         clock=parts.clock,
     )
     title = f"{parts.shell.name}, {getattr(parts.store, 'inner', parts.store).name} store"
-    app = Running(Dashboard(looks, title=title).app(), parts.availability)
+    app = Running(Dashboard(looks, title=title, actions=actions).app(), parts.availability)
     if allows is not None:
         return AsAsked(app, allows)
     if parts.authentication is None and parts.shell.authenticates:

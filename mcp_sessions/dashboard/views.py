@@ -422,6 +422,7 @@ def servers(look: Look) -> Values:
                 {
                     **child,
                     "replica": each["name"],
+                    "process": each["process"],
                     "idle": ago(child["idle"]),
                     "memory": size(child["memory"]) if child.get("memory") else "–",
                 }

@@ -6,6 +6,7 @@ A replica that does not answer in time is left out: whether it lives is another 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -17,8 +18,11 @@ from mcp_sessions.server.cluster.replica import ClusterBus
 from mcp_sessions.server.cluster.replica_messages import (
     Describe,
     Description,
+    Instruct,
     ReplicaMessage,
 )
+
+logger = logging.getLogger(__name__)
 
 Facts = Mapping[str, Any]
 
@@ -40,6 +44,9 @@ class Fleet:
 
     def __init__(self, bus: ClusterBus, own: Callable[[], Awaitable[Facts]] | None) -> None:
         self._bus, self._own = bus, own
+        self.acts: dict[str, Callable[[int], Awaitable[object]]] = {}
+        """What this process can be asked to do."""
+
         self._ask = ""
         self._answers: dict[str, Facts] = {}
         self._expected: frozenset[str] = frozenset()
@@ -70,6 +77,24 @@ class Fleet:
             self._answers[sender] = message.facts
             if self._expected and self._expected <= self._answers.keys():
                 self._all_answered.set()
+
+    async def instruct(self, process: str, message: Instruct) -> bool:
+        """Let a replica do something; False if no process of that name may have heard it.
+
+        Raises:
+            StoreUnavailable: Unknown whether it was sent.
+        """
+        if process == self._bus.process and self._own is not None:
+            await self.obey(message)
+            return True
+        return self._bus.is_shared and await self._bus.send(message, to=process)
+
+    async def obey(self, message: Instruct) -> None:
+        """Do what a page asks this process for. What a newer release asks is left out."""
+        act = self.acts.get(message.what)
+        if act is not None:
+            logger.warning("an operator's page asks this process to %s", message.what)
+            await act(message.pid)
 
     async def describe(self, sender: str, message: Describe) -> None:
         """Answer another process."""

@@ -417,6 +417,18 @@ class Description:
     """See :mod:`mcp_sessions.server.dispatch.own_facts`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruct:
+    """To one process, from a page whose operator may act."""
+
+    kind: ClassVar[str] = "instruct"
+    what: str
+    """``drain``, or ``stop`` a process of the wrapped server."""
+
+    pid: int
+    """The number of that process; 0: none is meant."""
+
+
 ReplicaMessage = (
     SessionAttached
     | Displaced
@@ -437,4 +449,5 @@ ReplicaMessage = (
     | ChangedOutside
     | Describe
     | Description
+    | Instruct
 )

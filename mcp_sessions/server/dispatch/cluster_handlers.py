@@ -34,6 +34,7 @@ from mcp_sessions.server.cluster.replica_messages import (
     Displaced,
     GetStreamOpened,
     Gone,
+    Instruct,
     JoinRun,
     QuestionAnswer,
     QuestionProgress,
@@ -176,6 +177,8 @@ class ClusterHandlers:
                 return self._fleet.describe(sender, message)
             case Description():
                 return self._fleet.answered(sender, message)
+            case Instruct():
+                return self._fleet.obey(message)
             case _:
                 assert_never(message)
 

@@ -151,7 +151,11 @@ def test_a_member_of_another_type_is_malformed(member: str, value: object) -> No
 
 @given(MESSAGES, TEXT)
 def test_a_message_is_read_as_it_was_written(message: ReplicaMessage, sender: str) -> None:
-    assert decode(encode(message, sender)) == (sender, message)
+    text = encode(message, sender)
+    who, read_message = read(text)
+    assert (who, type(read_message)) == (sender, type(message))
+    # JSON knows one kind of sequence, and a message may have another one.
+    assert encode(read_message, who) == text
 
 
 def test_numbers_beyond_64_bits_are_read_as_they_were_written() -> None:

@@ -223,6 +223,12 @@ class Children:
             )
         return said
 
+    async def stop_process(self, pid: int) -> None:
+        """Stop the child with that process. Its slot starts another one when it is needed."""
+        for slot in list(self._slots.values()):
+            if slot.living is not None and slot.living.pid == pid:
+                await self._vacate(slot)
+
     def remove(self, key: Hashable) -> None:
         slot = self._slots.pop(key, None)
         if slot is not None:
