@@ -19,7 +19,7 @@ from mcp_sessions.core.ends import EndReason, SessionEnd, duration
 from mcp_sessions.core.life import lifetime_ends_first
 from mcp_sessions.core.messages import encode, members_of
 from mcp_sessions.core.states import Mode
-from mcp_sessions.core.story import Told, read, why_it_lives
+from mcp_sessions.core.story import Told, last_method, read, why_it_lives
 from mcp_sessions.ids import EVENTS, GET_STREAM, SessionId, digest, process_of, replica_name
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.ends_contract import client_name, end_of, principal_name
@@ -135,6 +135,7 @@ def details(whole: WholeSession, view: View) -> dict[str, Any]:
         "ended": False,
         "why": why,
         "change": change,
+        "lastMethod": last_method(record.story),
         "scopes": sorted(record.principal.scopes),
         "createdAt": moment(record.life.created_at),
         "endsAt": moment(record.life.ends_at),
@@ -233,7 +234,7 @@ def end_details(end: SessionEnd) -> dict[str, Any]:
     created_at = end.at - end.age if end.age is not None else None
     told = story_of(end.story, created_at)
     told["story"].append(told_row(Told(end.at, "ended", {}, f"ended: {end}")))
-    return end_row(end) | told
+    return end_row(end) | {"lastMethod": last_method(end.story)} | told
 
 
 def not_noted(record: SessionRecord, view: View) -> SessionEnd:

@@ -69,8 +69,12 @@ class Why:
     """The attach did not come to its end."""
 
 
-def detaches(at: float, why: str, replica: str) -> Entry:
-    return Entry(at, f"detached {why} {replica}")
+def detaches(at: float, why: str, replica: str, method: str = NOTHING) -> Entry:
+    """Args:
+    method: Of the last request of the connection.
+    """
+    last = "" if method == NOTHING else f" {method}"
+    return Entry(at, f"detached {why} {replica}{last}")
 
 
 def outcome(
@@ -163,13 +167,19 @@ def why_it_lives(story: str, *, is_attached: bool) -> tuple[str, str]:
     return f"{why}: {entry.text}", _ADVICE.get(entry.facts["why"], advice)
 
 
+def last_method(story: str) -> str | None:
+    """Return the last request before the session was detached last. None: it is not known."""
+    entries = (each for each in reversed(read(story)[1]) if each.what == "detached")
+    return next((each.facts.get("method") for each in entries), None)
+
+
 _MOVES = ("attached", "detached")
 
 
 def _told(found: re.Match[str]) -> Told | None:
     at, what, facts = float(found[1]), found[2], found[3].split()
     names = _FACTS.get(what)
-    if names is None or len(facts) < len(names):
+    if names is None or len(facts) < _LEAST.get(what, len(names)):
         return None
     members = dict(_members(names, facts))
     try:
@@ -192,12 +202,15 @@ _FACTS = {
         *("transport", "replica", "why", "taken", "position", "head", "replayed", "evicted"),
         "refusal",
     ),
-    "detached": ("why", "replica"),
+    "detached": ("why", "replica", "method"),
     "refused": ("why", "method", "times"),
     "long": ("method", "seconds"),
     "asked": ("method", "seconds"),
 }
 """What can happen → the names of its facts. A release may add facts at the end."""
+
+_LEAST = {"detached": 2}
+"""Facts that an entry has at least, if they are not all."""
 
 
 def _attached(facts: Mapping[str, Any]) -> str:
@@ -233,7 +246,8 @@ def _place(facts: Mapping[str, Any]) -> str:
 
 
 def _detached(facts: Mapping[str, Any]) -> str:
-    return f"detached{_place(facts)}: {facts['why']}"
+    last = f", after {facts['method']}" if "method" in facts else ""
+    return f"detached{_place(facts)}: {facts['why']}{last}"
 
 
 def _refused(facts: Mapping[str, Any]) -> str:

@@ -54,7 +54,9 @@ async def made(
     attached = await store.attach(record.session_id, HERE, now=at, entry=entry)
     assert attached is not None
     await store.detach(
-        record.session_id, attached.fencing_epoch, detaches(at + 5, "slow", "abcdefgh")
+        record.session_id,
+        attached.fencing_epoch,
+        detaches(at + 5, "slow", "abcdefgh", "tools/call"),
     )
     return record
 
@@ -69,7 +71,7 @@ async def ended(store: SQLiteStore, record: SessionRecord) -> None:
 STORY = [
     ("started", "started"),
     ("attached", "attached by websocket at replica abcdefgh at its start"),
-    ("detached", "detached at replica abcdefgh: slow"),
+    ("detached", "detached at replica abcdefgh: slow, after tools/call"),
 ]
 
 
@@ -86,6 +88,7 @@ async def test_one_session_is_shown_with_its_story_also_after_its_end(
     shown = json.loads(said)
     assert [(each["what"], each["text"]) for each in shown["story"]] == STORY
     assert (shown["foldedEntries"], shown["events"], shown["dataBytes"]) == (0, 0, 0)
+    assert shown["lastMethod"] == "tools/call"
     assert lives.session_id not in said and HERE not in said
 
     assert await run(path, "show", digest(over.session_id), "--json") == 0
@@ -93,6 +96,7 @@ async def test_one_session_is_shown_with_its_story_also_after_its_end(
     last = ("ended", "ended: its client ended it")
     assert [(each["what"], each["text"]) for each in shown["story"]] == [*STORY, last]
     assert (shown["client"], shown["principal"]) == ("other 1", "alice")
+    assert shown["lastMethod"] == "tools/call"
 
     assert await run(path, "show", digest(over.session_id)) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mcp_sessions.core.story import MOST, Entry, Why, detaches, outcome, read, told
+from mcp_sessions.core.story import MOST, Entry, Why, detaches, last_method, outcome, read, told
 from mcp_sessions.ids import LogEpoch, Position
 
 
@@ -58,13 +58,23 @@ def test_a_resume_says_from_where_and_with_what(facts: str, text: str) -> None:
     ],
 )
 def test_a_line_of_another_release_is_left_out(line: str) -> None:
-    story = f"1 detached closed here\n{line}\n2 detached slow here and more\n"
+    story = f"1 detached closed here\n{line}\n2 detached slow here - and more\n"
     folded, entries = read(story)
     assert folded == 0
     assert [entry.text for entry in entries] == [
         "detached at replica here: closed",
         "detached at replica here: slow",
     ]
+
+
+def test_a_session_that_was_detached_has_its_last_request() -> None:
+    """Also in a story of an older release, which has none."""
+    story = told("", 1.0, "detached closed here tools/call")
+    assert read(story)[1][0].text == "detached at replica here: closed, after tools/call"
+    assert last_method(story) == "tools/call"
+    assert last_method(told(story, *detaches(2.0, Why.SLOW, "here"))) is None
+    assert detaches(2.0, Why.SLOW, "here", "ping").text == "detached slow here ping"
+    assert last_method("") is None
 
 
 def test_a_replica_that_has_no_name_is_left_out() -> None:

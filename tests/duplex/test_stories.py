@@ -39,6 +39,7 @@ async def test_a_drop_a_resume_and_a_takeover_are_told() -> None:
             ["attached", "stdio", "resumed", "free", 1, 2, None],
             ["attached", "websocket", "resumed", "over", None, 0, "no_position"],
         ]
+        assert told[1].facts["method"] == "session/start"
         replica = told[0].facts["replica"]
         assert replica in w.inside.bus.process
         assert told[2].text == (

@@ -441,6 +441,7 @@ class Calls(Generic[R]):
         self.opened += 1
         if connection is None:
             return
+        connection.last_method = request.method
         if same is not None:
             same.append(call)
         elif by_id is not None:

@@ -97,6 +97,9 @@ class ClientConnection:
     )
     """How the wrapped server sees it: once for itself and once per session used here."""
 
+    last_method: str | None = field(init=False, default=None)
+    """Of its newest request. None: none came."""
+
     has_left: bool = field(init=False, default=False)
     """Whether it has ended here, and can bring no more requests."""
 

@@ -15,7 +15,7 @@ from functools import partial
 from mcp_sessions import metrics
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.states import Mode
-from mcp_sessions.core.story import Entry, Why, detaches
+from mcp_sessions.core.story import NOTHING, Entry, Why, detaches
 from mcp_sessions.errors import Detached, Refusal, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
@@ -41,6 +41,7 @@ from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
+from mcp_sessions.server.reporting.stories import word_of
 from mcp_sessions.stores.record_changes import RenewEvents
 from mcp_sessions.stores.records import Attached, Attachment, SessionRecord
 
@@ -257,8 +258,10 @@ class Attachments:
             )
             self._notify_later(lost)
 
-    def _detached(self, why: str) -> Entry:
-        return detaches(self._clock(), why, self._replica)
+    def _detached(self, why: str, connection: ClientConnection | None = None) -> Entry:
+        method = connection.last_method if connection is not None else None
+        last = word_of(method) if method is not None else NOTHING
+        return detaches(self._clock(), why, self._replica, last)
 
     async def detach(
         self,
@@ -273,7 +276,10 @@ class Attachments:
             await self._pending_writes.settle(
                 {
                     ("detach", session_id, fencing_epoch): partial(
-                        self._store.detach, session_id, fencing_epoch, self._detached(why)
+                        self._store.detach,
+                        session_id,
+                        fencing_epoch,
+                        self._detached(why, connection),
                     )
                 }
             )
@@ -282,7 +288,7 @@ class Attachments:
 
     async def remove(self, connection: ClientConnection, *, why: str = Why.CLOSED) -> None:
         """Detach the sessions of a closed connection: in the store when that is there."""
-        attached, entry = dict(connection.attached), self._detached(why)
+        attached, entry = dict(connection.attached), self._detached(why, connection)
         connection.attached.clear()
         try:
             await self._connections.release(connection)

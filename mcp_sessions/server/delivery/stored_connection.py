@@ -35,7 +35,7 @@ from mcp_sessions.server.connection.binding import ReadEvents, Transport
 from mcp_sessions.server.connection.connection import ClientConnection, Unless
 from mcp_sessions.server.delivery.pending_writes import PendingWrite
 from mcp_sessions.server.delivery.streams import StreamLog
-from mcp_sessions.server.reporting.stories import Stories
+from mcp_sessions.server.reporting.stories import Stories, word_of
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.record_changes import SetCurrent, SetStreamOpened
 from mcp_sessions.stores.records import (
@@ -410,7 +410,8 @@ class StoredConnection(ClientConnection):
                 else:
                     self._sent = None if self._opened_at_replica else stream.last
                     why = Why.SLOW if stream.was_slow else Why.CLOSED
-                    self._tell(f"detached {why} {self._stories.replica}")
+                    last = f" {word_of(self.last_method)}" if self.last_method else ""
+                    self._tell(f"detached {why} {self._stories.replica}{last}")
                 await self._bus.unwatch(self.session_id, GET_STREAM, self)
 
     def _tell(self, text: str) -> None:
