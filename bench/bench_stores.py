@@ -12,7 +12,9 @@ answer. Before the bench begins, the session keeps as many answers as it can. So
 replaces an old one.
 
 *sqlite, full* is SQLite with ``durability=full``. The bench starts its own Redis server, without
-persistence. Rows with *scripts* have the number of Redis scripts that a call runs.
+persistence. Rows with *scripts* have the number of Redis scripts that a call runs. It starts its
+own Postgres server as well, with ``synchronous_commit`` off. Rows with *times Redis* have the time
+until the client has its answer, on Postgres by that on Redis.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import NamedTuple
 
 from bench.bench_calls import ERAS, Case, Client, Server
 from bench.rows import Row, report
+from bench.stores import WITH_POSTGRES
 from bench.stores import stores as all_stores
 
 Scripts = Callable[[], int]
@@ -36,6 +39,7 @@ BASE = "memory"
 SCRIPTS_AIM = {False: 1.05, True: 2.05}
 """By whether there is a key; what a server does now and then is within the rest."""
 
+TIMES_REDIS = 2.5
 CPU_AIM = {False: 520.0, True: 650.0}
 """Microseconds, on Redis."""
 
@@ -87,7 +91,7 @@ def measure(stores: dict[str, str], calls: int, scripts: Scripts) -> dict[OfStor
 
 
 def rows(calls: int) -> Iterator[Row]:
-    with all_stores() as each:
+    with all_stores(WITH_POSTGRES) as each:
         urls = {name: each.url(name, "calls") for name in each.names}
         urls["sqlite, full"] = f"{each.url('sqlite', 'full')}?durability=full"
         figures = measure(urls, calls, lambda: each.executed("EVALSHA"))
@@ -104,6 +108,10 @@ def rows(calls: int) -> Iterator[Row]:
                 most=CPU_AIM[case.keyed] if is_redis else None,
                 includes=f"{found.answer:.0f} µs until the answer",
             )
+            redis = figures.get(case._replace(store="redis"))
+            if case.store == "postgres" and redis is not None:
+                times = found.answer / redis.answer
+                yield Row(name=f"{name}: times Redis", measured=times, most=TIMES_REDIS)
             if is_redis:
                 most = SCRIPTS_AIM[case.keyed]
                 yield Row(name=f"{name}: scripts", measured=found.scripts, most=most)

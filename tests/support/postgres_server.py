@@ -30,15 +30,26 @@ WITHIN = 30.0
 """Seconds for a server to start, or to stop."""
 
 
+def has_postgres() -> bool:
+    return _folder() is not None
+
+
 def _programs() -> Path:
     """The folder of the server's programs; the test that asked for it fails if there is none."""
+    folder = _folder()
+    if folder is None:
+        pytest.fail(MISSING, pytrace=False)
+    return folder
+
+
+def _folder() -> Path | None:
     found = shutil.which("initdb")
     folders = [Path(found).resolve().parent] if found is not None else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     for folder in folders:
         if (folder / "initdb").exists() and (folder / "postgres").exists():
             return folder
-    pytest.fail(MISSING, pytrace=False)
+    return None
 
 
 class PostgresServer:

@@ -96,7 +96,8 @@ def _reading(parts: frozenset[str]) -> str:
         " ($8::bigint IS NULL OR true) AND ($9::bytea IS NULL OR true) AND"
         " ($10::bigint IS NULL OR true) AND ($11::bytea IS NULL OR true)"
     )
-    return f"SELECT {', '.join(columns)} FROM sessions s WHERE s.sid = ANY($1::text[]) AND {unused}"
+    which = "s.sid = $1::text" if "one" in parts else "s.sid = ANY($1::text[])"
+    return f"SELECT {', '.join(columns)} FROM sessions s WHERE {which} AND {unused}"
 
 
 def _parts_of(wanted: Wanted) -> frozenset[str]:
@@ -168,6 +169,12 @@ def _writing(parts: frozenset[str]) -> tuple[str, tuple[str, ...]]:
         return f"${names.index(name) + 1}::{kind}"
 
     def table(prefix: str, **kinds: str) -> str:
+        if f"one {prefix}" in parts:
+            # The driver and the server take an array of one for much more than its value.
+            columns = ", ".join(
+                f"{value(f'{prefix}_{name}', kind)} AS {name}" for name, kind in kinds.items()
+            )
+            return f"(SELECT {columns}) AS {prefix}"
         columns = ", ".join(value(f"{prefix}_{name}", f"{kind}[]") for name, kind in kinds.items())
         return f"unnest({columns}) AS {prefix} ({', '.join(kinds)})"
 
@@ -245,10 +252,10 @@ def _writing(parts: frozenset[str]) -> tuple[str, tuple[str, ...]]:
         )
     answer = f"WITH {', '.join(steps)} SELECT array(SELECT sid FROM s), {told}"
     if "reads" in parts:
-        sids = value("w_sid", "text[]")
+        sid = value("w_sid", "text")
         answer += (
             f", r.* FROM (SELECT) one LEFT JOIN (SELECT {_OF_S} FROM sessions s"
-            f" WHERE s.sid = ANY({sids}) AND NOT EXISTS (SELECT FROM s)) r ON true"
+            f" WHERE s.sid = {sid} AND NOT EXISTS (SELECT FROM s)) r ON true"
         )
     return answer, tuple(names)
 
@@ -263,8 +270,12 @@ class PostgresEngine:
         asked = _bytes(wanted.request_key)
         # A text of another form is no session's id, and may be none of this database.
         ids = [each for each in session_ids if SESSION_ID.fullmatch(each)]
+        if len(ids) == 1:
+            sql, which = _reading(parts | {"one"}), ids[0]
+        else:
+            sql, which = _reading(parts), ids
         rows = await self._link.fetch(
-            _reading(parts), ids, _bytes(wanted.stream), wanted.oldest,
+            sql, which, _bytes(wanted.stream), wanted.oldest,
             tag_of(key) if key is not None else None, key, _bytes(wanted.name), wanted.after,
             wanted.limit, _bytes(wanted.origin), tag_of(asked) if asked is not None else None,
             asked,
@@ -342,6 +353,10 @@ class PostgresEngine:
                 text = text_bytes(key)
                 add("y", sid=sid, tag=tag_of(text), key=text)
                 parts.add("gone_keys")
+        for name, column in values.items():
+            if "_" in name and len(column) == 1:
+                (values[name],) = column
+                parts.add(f"one {name.partition('_')[0]}")
         sql, names = _writing(frozenset(parts))
         try:
             (answer,) = await self._link.fetch(sql, *(values[name] for name in names))
