@@ -1,7 +1,8 @@
 """The tables of sessions in Postgres.
 
 What is lost with a crash of the database belongs to processes that live: they write it anew when
-they connect again. So these tables are unlogged.
+they connect again. So these tables are unlogged. Their sequence is not: a standby that becomes the
+primary cannot read one of an unlogged table.
 """
 
 from __future__ import annotations
@@ -87,8 +88,9 @@ CREATE UNLOGGED TABLE IF NOT EXISTS watchers (
     PRIMARY KEY (sid, stream, process)
 );
 CREATE INDEX IF NOT EXISTS watchers_process ON watchers (process);
+CREATE SEQUENCE IF NOT EXISTS letters;
 CREATE UNLOGGED TABLE IF NOT EXISTS mail (
-    id bigserial PRIMARY KEY,
+    id bigint PRIMARY KEY DEFAULT nextval('letters'),
     process text NOT NULL REFERENCES processes ON DELETE CASCADE,
     message bytea,
     sid text,

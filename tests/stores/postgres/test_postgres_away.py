@@ -435,16 +435,28 @@ async def test_a_server_without_room_for_a_connection_says_so() -> None:
 
 
 async def test_a_store_with_all_servers_in_its_url_follows_the_primary(tmp_path: Path) -> None:
-    """CUP8. The standby has all that the primary answered; what it logs has other ids."""
+    """CUP8. The standby has all that the primary answered; what it logs has other ids. Processes
+    hear each other again: what they have for that was lost.
+    """
     with postgres_server() as primary, postgres_server() as standby:
         url = f"postgresql://sessions@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres"
         standby.stop()
         standby.follow(primary)
+        alone = PostgresStore(standby.url, timeout=TIMEOUT)
         with pytest.raises(StoreRefused, match="is a standby|is read-only"):
-            async with opened(PostgresStore(standby.url, timeout=TIMEOUT)):
-                pass
-        async with opened(PostgresStore(url, timeout=TIMEOUT)) as store:
+            await alone.open(POLICY)
+        await alone.close()
+        async with (
+            opened(PostgresStore(url, timeout=TIMEOUT)) as store,
+            opened(PostgresStore(url, timeout=TIMEOUT)) as other,
+        ):
             session_id = await new(store)
+            listener = Listener()
+            exchange = other.exchange
+            assert store.exchange is not None and exchange is not None
+            await store.exchange.join("here", listener)
+            await exchange.join("there", Listener())
+            await store.exchange.watch(session_id, EVENTS)
             stored = await store.append(session_id, Draft(b"{}"), now=NOW)
             assert stored is not None
             assert await store.admit(session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=KEY)
@@ -461,4 +473,9 @@ async def test_a_store_with_all_servers_in_its_url_follows_the_primary(tmp_path:
                 session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=KEY
             )
             assert admitted is not None and admitted.key is Begun.RUNNING
-            await works(store, session_id)
+            await listener.until(lambda: bool(listener.gaps))
+            last = await other.append(session_id, Draft(b"{}"), now=NOW)
+            assert last is not None and last.event.number == 1
+            await listener.until(lambda: last.event in listener.events)
+            await back(lambda: exchange.send(b"hello", to="here"))
+            await listener.until(lambda: b"hello" in listener.messages)
