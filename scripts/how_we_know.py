@@ -140,9 +140,9 @@ what the old session had is lost. Other programs used the machine meanwhile, so 
   command asked. The client was asked twice, under two ids, and one answer was lost.
 * Redis failed over, and a replica wrote to a connection that was closed just then. The event loop
   raised an error that was not taken for a Redis that is away. The campaign found it with seed 5043.
-* After a planned failover of Postgres, replicas did not hear each other, and no event was stored in a
-  session with an open stream. The server could not read the sequence of a table that is not logged.
-  The sequence is logged now. The campaign found it with seed 1004.
+* After a planned failover of Postgres, replicas did not hear each other, and no event was stored in
+  a session with an open stream. The server could not read the sequence of a table that is not
+  logged. The sequence is logged now. The campaign found it with seed 1004.
 * The runner of a task stood still, and another replica showed that the task failed. The runner
   went on, and showed something else. Now a task has one end.
 * A client had two tasks at one command. A question stood at the task that had ended, and the other
