@@ -54,6 +54,7 @@ NOT: dict[str, Any] = {
     "no properties": {"type": "object", "properties": [1]},
     "part has it": {"type": "object", "oneOf": [{"properties": {"session": {}}}]},
     "closed part": {"type": "object", "allOf": [{"additionalProperties": False}]},
+    "part closed at last": {"type": "object", "anyOf": [{"unevaluatedProperties": False}]},
     "elsewhere": {"type": "object", "$ref": "#/$defs/closed"},
     "part elsewhere": {"type": "object", "anyOf": [{"$ref": "#/$defs/closed"}]},
     "patterns": {"type": "object", "patternProperties": {"^s": {"type": "number"}}},

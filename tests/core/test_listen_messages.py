@@ -13,6 +13,7 @@ from mcp_sessions.core.listen_messages import (
     Filter,
     acknowledgement,
     completion,
+    level_of,
     stamped,
 )
 from mcp_sessions.core.log import LoggedEvent
@@ -37,6 +38,21 @@ def test_what_was_asked_for_is_acknowledged_and_nothing_else() -> None:
         "notifications": {"toolsListChanged": True, "resourceSubscriptions": ["a:1"]},
         "_meta": {SUBSCRIPTION_ID: "listen-1"},
     }
+
+
+@pytest.mark.parametrize(
+    ("params", "level"),
+    [
+        ({"level": "debug"}, "debug"),
+        ({"level": "emergency"}, "emergency"),
+        ({"level": "loud"}, None),
+        ({"level": ["info"]}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_a_level_is_one_of_those_of_mcp(params: Any, level: str | None) -> None:
+    assert level_of(params) == level
 
 
 @pytest.mark.parametrize("params", [{}, {"notifications": None}, {"notifications": {}}], ids=str)

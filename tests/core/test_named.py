@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.core.named import header_value, name_in, repeated_name, updated_uri
+from mcp_sessions.core.named import LISTS, header_value, name_in, repeated_name, updated_uri
 from mcp_sessions.method_names import RESOURCE_UPDATED, TOOLS_CHANGED
 
 
@@ -22,6 +22,18 @@ from mcp_sessions.method_names import RESOURCE_UPDATED, TOOLS_CHANGED
 )
 def test_the_name_in_params(method: str, params: Any, name: str | None) -> None:
     assert name_in(method, params) == name
+
+
+def test_what_a_list_has_is_as_mcp_says() -> None:
+    """Rules of visibility are looked up by the kind, and a result by the other members."""
+    assert LISTS == {
+        "tools/list": ("tools", "tools", "name", "tools/call"),
+        "prompts/list": ("prompts", "prompts", "name", "prompts/get"),
+        "resources/list": ("resources", "resources", "uri", "resources/read"),
+        "resources/templates/list": (
+            "resources", "resourceTemplates", "uriTemplate", "resources/read",
+        ),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
