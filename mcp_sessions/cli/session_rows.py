@@ -65,7 +65,8 @@ def idle_of(record: SessionRecord, view: View) -> float:
     if used_at < record.life.created_at and record.mode is not Mode.CONVERSATION:
         # It was not used before it was made: sleep is switched off.
         used_at = record.life.expires_at - view.options.idle_timeout
-    return max(0.0, view.now - used_at)
+    # Without the options of the server the deadline says too much.
+    return max(0.0, view.now - max(used_at, record.life.created_at))
 
 
 def transport_of(record: SessionRecord, view: View) -> str:
@@ -129,7 +130,8 @@ def details(whole: WholeSession, view: View) -> dict[str, Any]:
     events = whole.logs.get(EVENTS) or whole.logs.get(GET_STREAM)
     keys = Counter(entry.state.value for _, entry in whole.keys)
     row = row_of(record, view)
-    why, change = why_it_lives(record.story, is_attached=row["transport"] != NOWHERE)
+    is_attached = None if record.mode is Mode.TRANSPORT else row["transport"] != NOWHERE
+    why, change = why_it_lives(record.story, is_attached=is_attached)
     return {
         **row,
         "ended": False,

@@ -156,13 +156,20 @@ _ADVICE: Mapping[str, str] = {
 }
 
 
-def why_it_lives(story: str, *, is_attached: bool) -> tuple[str, str]:
-    """Say of a session that lives why it has no connection, if it has none, and what to do."""
-    if is_attached:
-        return "it lives, and is attached", "nothing"
+def why_it_lives(story: str, *, is_attached: bool | None) -> tuple[str, str]:
+    """Say of a session that lives who has it, or why nobody has, and what to do.
+
+    Args:
+        is_attached: None: only its story tells, as for a session of a connection over HTTP.
+    """
     entry = next((each for each in reversed(read(story)[1]) if each.what in _MOVES), None)
+    was_detached = entry is not None and entry.what == "detached"
+    if is_attached or (is_attached is None and not was_detached):
+        if entry is None or was_detached:
+            return "it lives", "nothing"
+        return f"it lives: {entry.text}", "nothing"
     why, advice = "it lives, and no connection has it", "nothing: its client can resume it"
-    if entry is None or entry.what != "detached":
+    if entry is None or not was_detached:
         return why, advice
     return f"{why}: {entry.text}", _ADVICE.get(entry.facts["why"], advice)
 

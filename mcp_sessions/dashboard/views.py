@@ -281,7 +281,8 @@ def live(row: Row, whole: WholeSession, look: Look) -> Values:
         for call in each.get("calls", ())
         if call.get("session") == row.digest
     ]
-    why, _ = why_it_lives(record.story, is_attached=row.is_attached)
+    is_attached = None if row.mode == "transport" else row.is_attached
+    why, _ = why_it_lives(record.story, is_attached=is_attached)
     return {
         "digest": row.digest,
         "is_live": True,

@@ -2,8 +2,22 @@
 
 import pytest
 
-from mcp_sessions.core.story import MOST, Entry, Why, detaches, last_method, outcome, read, told
+from mcp_sessions.core.story import (
+    MOST,
+    Entry,
+    Why,
+    detaches,
+    last_method,
+    outcome,
+    read,
+    told,
+    why_it_lives,
+)
 from mcp_sessions.ids import LogEpoch, Position
+
+STREAM = "attached http here opened free - 0 - - -"
+CLOSED = "detached closed here"
+NOBODY = "it lives, and no connection has it"
 
 
 def test_the_oldest_entries_fold_away_and_are_counted() -> None:
@@ -75,6 +89,29 @@ def test_a_session_that_was_detached_has_its_last_request() -> None:
     assert last_method(told(story, *detaches(2.0, Why.SLOW, "here"))) is None
     assert detaches(2.0, Why.SLOW, "here", "ping").text == "detached slow here ping"
     assert last_method("") is None
+
+
+@pytest.mark.parametrize(
+    ("moves", "is_attached", "why"),
+    [
+        ([], None, "it lives"),
+        ([], False, "it lives, and no connection has it"),
+        ([STREAM], None, "it lives: stream opened by http at replica here"),
+        ([STREAM], True, "it lives: stream opened by http at replica here"),
+        ([STREAM, CLOSED], None, f"{NOBODY}: detached at replica here: closed"),
+        ([STREAM, CLOSED], False, f"{NOBODY}: detached at replica here: closed"),
+        # The store knows better than a story that is late.
+        ([STREAM, CLOSED], True, "it lives"),
+        ([STREAM], False, NOBODY),
+    ],
+)
+def test_a_session_that_lives_says_who_has_it(
+    moves: list[str], is_attached: bool | None, why: str
+) -> None:
+    story = ""
+    for number, text in enumerate(moves):
+        story = told(story, float(number), text)
+    assert why_it_lives(story, is_attached=is_attached)[0] == why
 
 
 def test_a_replica_that_has_no_name_is_left_out() -> None:
