@@ -42,7 +42,8 @@ async def collect(scene: Scene, step: Json) -> None:
     else:
         found = await peer.until(enough, seen)
     if step.get("exactly", True):
-        await peer.fence()
+        if not _is_looked_at_again(scene, step):
+            await peer.fence()
         found = _events(scene, peer, session)
     messages = [arrival.message for arrival in found]
     if not step.get("exactly", True):
@@ -117,6 +118,21 @@ def _events(scene: Scene, peer: Peer, session: str | None) -> list[Arrival]:
         and arrival.message.get("method") != ACKNOWLEDGED
         and (not _is_free(arrival) if session is None else arrival.event_of == session)
     ]
+
+
+def _is_looked_at_again(scene: Scene, step: Json) -> bool:
+    """Whether a later step finds what comes too much now, so that this one need not wait for it."""
+    steps = scene.vector.steps
+    number = next(n for n, each in enumerate(steps) if each is step)
+    for later in steps[number + 1 :]:
+        if later.get("on") != step["on"]:
+            continue
+        if later["step"] in ("open", "cut", "leave", "stall"):
+            return False
+        is_look = later["step"] in ("collect", "silence") and "only" not in later
+        if is_look and later.get("session") == step.get("session"):
+            return later.get("exactly", True) and not later.get("prefix", False)
+    return False
 
 
 async def _settled(peer: Peer, look: Callable[[], list[Arrival]], most: int) -> list[Arrival]:
