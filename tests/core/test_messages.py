@@ -21,6 +21,7 @@ from mcp_sessions.core.messages import (
     Notification,
     NotNamed,
     Request,
+    answer_instead_of,
     decode,
     decode_kept,
     encode,
@@ -526,3 +527,23 @@ def test_what_is_kept_takes_the_memory_that_is_counted(kept: Callable[[bytes], o
         tracemalloc.stop()
     assert len(everything) == 100
     assert after - before < 100 * 6_000
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ({"id": 7, "method": "ping"}, {"code": -32600, "message": "Invalid request: too long"}),
+        ({"id": "a", "result": 1}, {"code": -32700, "message": "Invalid answer: too long"}),
+    ],
+)
+def test_a_refused_value_with_an_id_is_answered(value: Any, error: dict[str, Any]) -> None:
+    answer = {"jsonrpc": "2.0", "id": value["id"], "error": error}
+    assert answer_instead_of(value, "too long") == answer
+
+
+@pytest.mark.parametrize("value", [{"method": "ping"}, {"id": None}, {"id": 1.5}, [], "text"])
+def test_a_refused_value_without_an_id_is_not_answered(value: object) -> None:
+    assert answer_instead_of(value, "too long") is None
