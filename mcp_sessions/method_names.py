@@ -90,6 +90,5 @@ CHANGED_KIND: Final[Mapping[str, str]] = MappingProxyType(
 CHANGES: Final = frozenset({RESOURCE_UPDATED, *CHANGED_KIND})
 ROOTS_CHANGED: Final = "notifications/roots/list_changed"
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
-ELICITED: Final = "notifications/elicitation/complete"
 TASK_CHANGED: Final = "notifications/tasks"
 DETACHED: Final = "notifications/sessions/detached"

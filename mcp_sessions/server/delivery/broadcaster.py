@@ -405,7 +405,8 @@ class ChangeBroadcaster:
             cursor = page.following
             if cursor is None:
                 break
-        failed = await self._notify_busy(waiting) or failed
+        if waiting.busy:
+            failed = await self._notify_busy(waiting) or failed
         if failed is not None:
             raise failed
 

@@ -1,15 +1,23 @@
-"""Hold a call in rounds: which requests belong to it, and what becomes of it."""
+"""Hold a call in rounds: which requests belong to it, and what becomes of it.
+
+A request that brings answers is served once, and its answer is given to copies of it as well. An
+answer is kept until its call has another round, or for a while. Kept answers are bounded in number
+and in bytes, by clients (``core/fair_bound.py``). A large answer is not kept.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions import method_names
+from mcp_sessions.background import Background
+from mcp_sessions.core.fair_bound import FairBound
 from mcp_sessions.core.messages import encode, wire_error
 from mcp_sessions.core.named import name_in
 from mcp_sessions.errors import OutcomeUnknown
@@ -111,3 +119,147 @@ def new_outcome() -> asyncio.Future[dict[str, Any]]:
     outcome: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
     outcome.add_done_callback(lambda it: it.cancelled() or it.exception())
     return outcome
+
+
+KEPT = 65_536
+"""Bytes of an answer, at most, that is kept for a client that may never fetch it."""
+
+
+@dataclass(eq=False)
+class _Round:
+    name: str
+    what: Hashable
+    brought: bytes
+    cancel: Callable[[], object]
+    answer: asyncio.Future[dict[str, Any] | UpstreamError]
+    senders: int = 0
+    """Requests that wait for the answer."""
+
+    async def answered(self) -> dict[str, Any]:
+        """Return the answer. The call is cancelled with the last request that waits for it.
+
+        Raises:
+            UpstreamError: The answer. It is a new one each time: a raised error keeps the request
+                of its sender in memory.
+        """
+        self.senders += 1
+        try:
+            answer = await asyncio.shield(self.answer)
+            if isinstance(answer, UpstreamError):
+                raise UpstreamError(answer.error)
+            return dict(answer)
+        except asyncio.CancelledError:
+            if self.senders == 1 and not self.answer.done():
+                self.cancel()
+            raise
+        finally:
+            self.senders -= 1
+
+    def release(self) -> None:
+        self.cancel = _nothing
+
+
+class RepeatedRounds:
+    """Know the last round of each call.
+
+    Args:
+        most: Answers that are kept.
+        most_bytes: Bytes of them.
+        seconds: Time for which they are kept.
+    """
+
+    def __init__(self, *, most: int, most_bytes: int, seconds: float) -> None:
+        self._bound, self._seconds = FairBound[str](most=most, most_bytes=most_bytes), seconds
+        self._rounds: dict[str, _Round] = {}
+        self._last: dict[HeldCall, str] = {}
+        self._kept: dict[str, asyncio.TimerHandle] = {}
+        """The timer that forgets each answer that is kept."""
+
+        self._background = Background()
+
+    async def copy(
+        self, name: str, what: Hashable, answers: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """Return the answer to an equal request. None: there was no request of that name.
+
+        Raises:
+            UpstreamError: The answer; or -31012: the request of that name was another one.
+        """
+        known = self._rounds.get(name)
+        if known is None:
+            return None
+        if (known.what, known.brought) != (what, _digest(answers)):
+            raise UpstreamError(wire_error(OutcomeUnknown()))
+        return await known.answered()
+
+    async def serve(
+        self,
+        name: str,
+        held: HeldCall,
+        answers: Mapping[str, Any],
+        turn: Callable[[], Awaitable[dict[str, Any]]],
+    ) -> dict[str, Any]:
+        """Serve the first request of a name.
+
+        Args:
+            turn: Waits for the next answer of the call.
+
+        Raises:
+            UpstreamError: The answer.
+        """
+        begun = _Round(name, held.what, _digest(answers), held.cancel, _unanswered())
+        last = self._last.pop(held, None)
+        if last is not None:
+            # Its client has that answer.
+            self._forget(last)
+        self._rounds[name] = begun
+        self._last[held] = name
+        held.outcome.add_done_callback(lambda _: self._last.pop(held, None))
+        self._background.run("a round of a call", self._run(begun, held, turn))
+        return await begun.answered()
+
+    async def close(self) -> None:
+        await self._background.close()
+        for name in list(self._kept):
+            self._forget(name)
+
+    async def _run(
+        self, begun: _Round, held: HeldCall, turn: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> None:
+        error = wire_error(OutcomeUnknown())
+        result: dict[str, Any] | None = None
+        try:
+            result = await turn()
+        except UpstreamError as failed:
+            error = failed.error
+        finally:
+            begun.answer.set_result(UpstreamError(error) if result is None else result)
+            begun.release()
+            self._keep(begun.name, held, len(encode(error if result is None else result)))
+
+    def _keep(self, name: str, held: HeldCall, size: int) -> None:
+        if size > KEPT:
+            self._forget(name)
+            return
+        loop = asyncio.get_running_loop()
+        self._kept[name] = loop.call_later(self._seconds, self._forget, name)
+        for gone in self._bound.add(name, held.share, held.owner, size):
+            self._forget(gone)
+
+    def _forget(self, name: str) -> None:
+        self._rounds.pop(name, None)
+        self._bound.remove(name)
+        timer = self._kept.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+
+def _unanswered() -> asyncio.Future[dict[str, Any] | UpstreamError]:
+    return asyncio.get_running_loop().create_future()
+
+
+def _nothing() -> None: ...
+
+
+def _digest(answers: Mapping[str, Any]) -> bytes:
+    return hashlib.sha256(encode(answers)).digest()

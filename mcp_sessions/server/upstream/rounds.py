@@ -45,7 +45,13 @@ from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.upstream.accepted_questions import Askable, accepts
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds, timed_out
-from mcp_sessions.server.upstream.held_call import HeldCall, new_outcome, what_of
+from mcp_sessions.server.upstream.held_call import (
+    KEPT,
+    HeldCall,
+    RepeatedRounds,
+    new_outcome,
+    what_of,
+)
 from mcp_sessions.server.upstream.port import (
     NotAskable,
     PeerError,
@@ -53,7 +59,6 @@ from mcp_sessions.server.upstream.port import (
     UpstreamCall,
     UpstreamError,
 )
-from mcp_sessions.server.upstream.repeated_rounds import KEPT, RepeatedRounds
 from mcp_sessions.server.upstream.request_state import named
 
 logger = logging.getLogger(__name__)

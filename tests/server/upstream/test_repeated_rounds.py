@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.server.upstream.held_call import HeldCall, new_outcome
+from mcp_sessions.server.upstream.held_call import KEPT, HeldCall, RepeatedRounds, new_outcome
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions.server.upstream.repeated_rounds import KEPT, RepeatedRounds
 
 pytestmark = pytest.mark.anyio
 
