@@ -405,8 +405,7 @@ class ChangeBroadcaster:
             cursor = page.following
             if cursor is None:
                 break
-        if waiting.busy:
-            failed = await self._notify_busy(waiting) or failed
+        failed = (await self._notify_busy(waiting) if waiting.busy else None) or failed
         if failed is not None:
             raise failed
 
