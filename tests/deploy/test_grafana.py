@@ -76,7 +76,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        with serving(here, "app.py", "--store", "sqlite:///sessions.db") as process:
+        # With so short a time the rounds follow each other within a second.
+        options = ("--store", "sqlite:///sessions.db", "--idle-timeout", "1")
+        with serving(here, "app.py", *options) as process:
             url = _address(process)
             session = _post(url, INITIALIZE)[1]
             _post(url, _request(2, "tools/call", {"name": "count", "arguments": {}}), session)
