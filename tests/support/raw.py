@@ -396,7 +396,9 @@ class SocketCarrier:
         flows.set()
 
         def leave() -> None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            # If the server was first, the socket may be closed.
+            if not writer.transport.is_closing():
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
             flows.set()
 

@@ -52,52 +52,67 @@ CHANNEL = "'mcps_' || md5({})"
 """The channel of a process, as SQL. A name of any length fits."""
 
 
+class _Values(list[str]):
+    """The names of the values of a statement, in order."""
+
+    def __call__(self, name: str, kind: str) -> str:
+        """That value, as SQL."""
+        if name not in self:
+            self.append(name)
+        return f"${self.index(name) + 1}::{kind}"
+
+
 @lru_cache(maxsize=64)
-def _reading(parts: frozenset[str]) -> str:
-    """The statement for some parts. Its values are always the same eleven."""
-    stream = "$2::bytea" if "stream" in parts else _STREAM
+def _reading(parts: frozenset[str]) -> tuple[str, Sequence[str]]:
+    """The statement for some parts, and the names of its values in order."""
+    value = _Values()
+    stream = "{stream}" if "stream" in parts else _STREAM
     of_log = f"FROM events e WHERE e.sid = s.sid AND e.stream = {stream}"
     of_keys = "FROM keys k WHERE k.sid = s.sid"
     arrays = {
-        "log": f"SELECT {_SHORT} {of_log} ORDER BY e.number LIMIT $3::bigint",
-        "key": f"SELECT {_SHORT} {of_log} AND e.tag = $4::bigint AND e.key = $5::bytea",
-        "name": f"SELECT {_WHOLE} {of_log} AND e.name = $6::bytea",
-        "after": f"SELECT {_WHOLE} {of_log} AND e.number > $7::bigint ORDER BY e.number",
+        "log": (_SHORT, f"{of_log} ORDER BY e.number LIMIT {{oldest}}"),
+        "key": (_SHORT, f"{of_log} AND e.tag = {{key_tag}} AND e.key = {{key}}"),
+        "name": (_WHOLE, f"{of_log} AND e.name = {{name}}"),
+        "after": (_WHOLE, f"{of_log} AND e.number > {{after}} ORDER BY e.number"),
         # A page ends with the event that fills it.
         "page": (
-            f"SELECT {_WHOLE} FROM (SELECT *, sum(size) OVER (ORDER BY number) - size AS before"
-            f" FROM (SELECT * {of_log} AND e.number > $7::bigint ORDER BY e.number"
-            f" LIMIT $8::bigint) p) e WHERE e.before < {PAGE_BYTES} ORDER BY e.number"
+            _WHOLE,
+            "FROM (SELECT *, sum(size) OVER (ORDER BY number) - size AS before"
+            f" FROM (SELECT * {of_log} AND e.number > {{after}} ORDER BY e.number"
+            f" LIMIT {{limit}}) p) e WHERE e.before < {PAGE_BYTES} ORDER BY e.number",
         ),
-        "origin": f"SELECT {_SHORT} {of_log} AND e.origin = $9::bytea",
+        "origin": (_SHORT, f"{of_log} AND e.origin = {{origin}}"),
         "asked": (
-            f"SELECT {_KEY}, k.outcome {of_keys} AND k.tag = $10::bigint AND k.key = $11::bytea"
+            f"{_KEY}, k.outcome",
+            f"{of_keys} AND k.tag = {{asked_tag}} AND k.key = {{asked}}",
         ),
         "finished": (
-            f"SELECT {_KEY}, NULL::bytea {of_keys} AND k.finished IS NOT NULL"
-            " ORDER BY k.finished LIMIT $3::bigint"
+            f"{_KEY}, NULL::bytea",
+            f"{of_keys} AND k.finished IS NOT NULL ORDER BY k.finished LIMIT {{oldest}}",
         ),
         "answered": (
-            f"SELECT {_KEY}, NULL::bytea {of_keys} AND k.finished IS NOT NULL"
-            " AND k.state = 'answered' ORDER BY k.finished LIMIT $3::bigint"
+            f"{_KEY}, NULL::bytea",
+            f"{of_keys} AND k.finished IS NOT NULL AND k.state = 'answered'"
+            " ORDER BY k.finished LIMIT {oldest}",
         ),
     }
     columns = [_OF_S, "s.data" if "data" in parts else "NULL::bytea AS data"]
-    for name, query in arrays.items():
-        if name in parts:
-            inner = query.removeprefix("SELECT ")
-            values, _, rest = inner.partition(" FROM ")
-            columns.append(f"ARRAY(SELECT ROW({values}) FROM {rest}) AS {name}_rows")
-    # A value that no part uses has a type all the same.
-    unused = (
-        "($2::bytea IS NULL OR true) AND ($3::bigint IS NULL OR true) AND"
-        " ($4::bigint IS NULL OR true) AND ($5::bytea IS NULL OR true) AND"
-        " ($6::bytea IS NULL OR true) AND ($7::bigint IS NULL OR true) AND"
-        " ($8::bigint IS NULL OR true) AND ($9::bytea IS NULL OR true) AND"
-        " ($10::bigint IS NULL OR true) AND ($11::bytea IS NULL OR true)"
-    )
-    which = "s.sid = $1::text" if "one" in parts else "s.sid = ANY($1::text[])"
-    return f"SELECT {', '.join(columns)} FROM sessions s WHERE {which} AND {unused}"
+    for part, (row, rest) in arrays.items():
+        if part in parts:
+            used = {
+                name: value(name, kind) for name, kind in _READ.items() if f"{{{name}}}" in rest
+            }
+            columns.append(f"ARRAY(SELECT ROW({row}) {rest.format_map(used)}) AS {part}_rows")
+    which = value("sid", "text") if "one" in parts else f"ANY({value('sids', 'text[]')})"
+    return f"SELECT {', '.join(columns)} FROM sessions s WHERE s.sid = {which}", value
+
+
+_READ = {
+    "stream": "bytea", "oldest": "bigint", "key_tag": "bigint", "key": "bytea", "name": "bytea",
+    "after": "bigint", "limit": "bigint", "origin": "bytea", "asked_tag": "bigint",
+    "asked": "bytea",
+}  # fmt: skip
+"""The values that the parts of a reading use, and their types."""
 
 
 def _parts_of(wanted: Wanted) -> frozenset[str]:
@@ -159,14 +174,9 @@ _LAST = 2**62
 
 
 @lru_cache(maxsize=256)
-def _writing(parts: frozenset[str]) -> tuple[str, tuple[str, ...]]:
+def _writing(parts: frozenset[str]) -> tuple[str, Sequence[str]]:
     """The statement for some parts, and the names of its values in order."""
-    names: list[str] = []
-
-    def value(name: str, kind: str) -> str:
-        if name not in names:
-            names.append(name)
-        return f"${names.index(name) + 1}::{kind}"
+    value = _Values()
 
     def table(prefix: str, **kinds: str) -> str:
         if f"one {prefix}" in parts:
@@ -257,7 +267,7 @@ def _writing(parts: frozenset[str]) -> tuple[str, tuple[str, ...]]:
             f", r.* FROM (SELECT) one LEFT JOIN (SELECT {_OF_S} FROM sessions s"
             f" WHERE s.sid = {sid} AND NOT EXISTS (SELECT FROM s)) r ON true"
         )
-    return answer, tuple(names)
+    return answer, value
 
 
 class PostgresEngine:
@@ -270,16 +280,15 @@ class PostgresEngine:
         asked = _bytes(wanted.request_key)
         # A text of another form is no session's id, and may be none of this database.
         ids = [each for each in session_ids if SESSION_ID.fullmatch(each)]
-        if len(ids) == 1:
-            sql, which = _reading(parts | {"one"}), ids[0]
-        else:
-            sql, which = _reading(parts), ids
-        rows = await self._link.fetch(
-            sql, which, _bytes(wanted.stream), wanted.oldest,
-            tag_of(key) if key is not None else None, key, _bytes(wanted.name), wanted.after,
-            wanted.limit, _bytes(wanted.origin), tag_of(asked) if asked is not None else None,
-            asked,
-        )  # fmt: skip
+        values = {
+            "sid": ids[0] if ids else None, "sids": ids, "stream": _bytes(wanted.stream),
+            "oldest": wanted.oldest, "key_tag": tag_of(key) if key is not None else None,
+            "key": key, "name": _bytes(wanted.name), "after": wanted.after,
+            "limit": wanted.limit, "origin": _bytes(wanted.origin),
+            "asked_tag": tag_of(asked) if asked is not None else None, "asked": asked,
+        }  # fmt: skip
+        sql, names = _reading(parts | {"one"} if len(ids) == 1 else parts)
+        rows = await self._link.fetch(sql, *(values[name] for name in names))
         return [_found(row, wanted, parts) for row in rows]
 
     async def write(self, changes: Sequence[Change]) -> set[SessionId]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -347,21 +348,18 @@ async def test_what_a_server_refuses_is_one_line_and_is_done_to_no_part(
         await works(store, session_id)
 
 
-async def test_a_server_whose_disk_is_full_refuses_writes_until_there_is_room(
-    tmp_path: Path,
-) -> None:
+async def test_a_server_whose_disk_is_full_refuses_writes_until_there_is_room() -> None:
     """A disk of its own, if this user may mount one; else the trigger of the test above is all."""
-    own = tmp_path / "server"
-    if not mounted(own, 256):
-        assert os.geteuid() != 0, "root may mount a disk"
-        return
-    try:
-        for each in (tmp_path, *tmp_path.parents):
-            if each.is_relative_to("/tmp") and each != Path("/tmp"):
-                each.chmod(each.stat().st_mode | 0o055)
+    with tempfile.TemporaryDirectory(prefix="mcp-sessions-postgres-") as folder:
+        # Not a folder of pytest: each run of it closes those of others.
+        Path(folder).chmod(0o711)
+        own = Path(folder) / "server"
+        if not mounted(own, 256):
+            assert os.geteuid() != 0, "root may mount a disk"
+            return
         server = PostgresServer(own)
-        server.start()
         try:
+            server.start()
             async with opened(PostgresStore(server.url, timeout=TIMEOUT)) as store:
                 session_id = await new(store)
                 large = Draft(b'"' + b"x" * 60_000 + b'"')
@@ -371,8 +369,7 @@ async def test_a_server_whose_disk_is_full_refuses_writes_until_there_is_room(
                 await back(lambda: works(store, session_id))
         finally:
             server.kill()
-    finally:
-        unmount(own)
+            unmount(own)
 
 
 async def test_limits_of_time_that_are_meant_for_other_programs_do_not_count() -> None:
@@ -434,7 +431,7 @@ async def test_a_server_without_room_for_a_connection_says_so() -> None:
 # --- failover ----------------------------------------------------------------------------------
 
 
-async def test_a_store_with_all_servers_in_its_url_follows_the_primary(tmp_path: Path) -> None:
+async def test_a_store_with_all_servers_in_its_url_follows_the_primary() -> None:
     """CUP8. The standby has all that the primary answered; what it logs has other ids. Processes
     hear each other again: what they have for that was lost.
     """
