@@ -54,6 +54,11 @@ class Way(Protocol):
     @property
     def tokens(self) -> Mapping[str, str]: ...
 
+    @property
+    def port(self) -> int | None:
+        """The port of the server's URL; None on a pipe."""
+        ...
+
 
 class Scene:
     def __init__(self, vector: Vector, here: Way, *, other: Way | None, limits: Limits) -> None:
@@ -62,7 +67,7 @@ class Scene:
         self.other = other
         self.limits = limits
         self.transcript = Transcript()
-        self.names: Json = {"unique": uuid.uuid4().hex[:12], **here.tokens}
+        self.names: Json = {"unique": uuid.uuid4().hex[:12], "port": here.port, **here.tokens}
         """The captured values, and those that the runner gives."""
 
         self.peers: dict[str, Peer] = {}

@@ -89,6 +89,11 @@ class UrlWay:
         return self.target.transport
 
     @property
+    def port(self) -> int:
+        parts = urlsplit(self.target.text)
+        return parts.port or (443 if parts.scheme in ("https", "wss") else 80)
+
+    @property
     def is_loopback(self) -> bool:
         host = urlsplit(self.target.text).hostname
         return host in ("localhost", "::1") or str(host).startswith("127.")
@@ -115,12 +120,11 @@ class UrlWay:
 
     async def reachable(self) -> None:
         parts = urlsplit(self.target.text)
-        port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)
         deadline = asyncio.get_running_loop().time() + REACHABLE_WITHIN
         while asyncio.get_running_loop().time() < deadline:
             try:
                 async with asyncio.timeout(1):
-                    _, writer = await asyncio.open_connection(parts.hostname, port)
+                    _, writer = await asyncio.open_connection(parts.hostname, self.port)
                 writer.close()
                 return
             except (OSError, TimeoutError):
@@ -173,6 +177,7 @@ class PipeWay:
     era: Era
     transport: Transport = "stdio"
     is_loopback: bool = False
+    port: None = None
     issued: dict[str, str] = field(default_factory=dict[str, str])
 
     @property

@@ -33,7 +33,7 @@ export function within(limit, size) {
 // 256 bits, and no caller has a say in it (SES4).
 const newId = () => randomBytes(32).toString('base64url');
 
-let newestEpoch = 0;
+let newestEpoch = 0n;
 
 /**
  * Numbered entries, of which the recent ones are kept. The events of a session are one log, and the messages of a
@@ -45,7 +45,8 @@ class Log {
   constructor(maxAge = Infinity) {
     // Each log has an epoch of its own, and a newer log has a greater one. So an id of one log is never taken for a
     // position in another: not in another session's, and not on a stream (EVT8, HTL19).
-    newestEpoch = Math.max(newestEpoch + 1, Date.now() * 1000);
+    const now = BigInt(Date.now()) * 1_000_000n;
+    newestEpoch = now > newestEpoch ? now : newestEpoch + 1n;
     Object.assign(this, { epoch: newestEpoch, maxAge, entries: [], bytes: 0 });
     this.head = 0; // the number of the newest entry
     this.floor = 0; // the oldest good position: the number of the last entry that was dropped
@@ -98,7 +99,8 @@ class Log {
   find(id) {
     this.dropOld();
     if (id === undefined) return { reason: 'no_position' };
-    const [, epoch, number] = /^(\d{16})-(\d{12})$/.exec(id)?.map(Number) ?? [];
+    const match = /^(\d{19})-(\d{12})$/.exec(id);
+    const [epoch, number] = match ? [BigInt(match[1]), Number(match[2])] : [];
     if (epoch === undefined || epoch > this.epoch) return { reason: 'unknown_position' };
     if (epoch < this.epoch) return { reason: 'log_replaced' };
     if (number > this.head) return { reason: 'ahead' };

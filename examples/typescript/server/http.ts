@@ -36,10 +36,10 @@ const LOOPBACK = ["127.0.0.1", "localhost", "[::1]"];
 
 /** SEC9: the status of the refusal, or null. */
 export function checkHost(request: IncomingMessage): number | null {
-  const isLoopback = (host: string): boolean => LOOPBACK.includes(host.replace(/:[0-9]+$/, ""));
+  const isLoopback = (host: string): boolean => LOOPBACK.includes(host.replace(/:[0-9]+$/, "").toLowerCase());
   if (!isLoopback(request.headers.host ?? "")) return 421;
   const { origin } = request.headers;
-  return origin === undefined || isLoopback(origin.replace(/^https?:\/\//, "")) ? null : 403;
+  return origin === undefined || isLoopback(origin.replace(/^https?:\/\//i, "")) ? null : 403;
 }
 
 export const pathOf = (request: IncomingMessage): string => (request.url ?? "").split("?")[0]!;

@@ -1,11 +1,13 @@
-"""Single violations of the specification in the example server: what the vectors are to catch.
+"""Single violations of the specification in the example servers: what the vectors are to catch.
 
-``violations.json`` is a list of::
+``violations.json`` has those of ``examples/typescript/server``, and ``javascript.json`` those of
+``examples/javascript``. Each is a list of::
 
     {"name": "ses8", "clause": "SES8", "says": "any principal may use a session",
-     "edits": [{"file": "registry.ts", "old": "…", "new": "…"}],   # of examples/typescript/server
+     "edits": [{"file": "registry.ts", "old": "…", "new": "…"}],
      "caughtBy": "a-foreign-session-is-not-found",                 # null: by no vector yet
      "environment": {…}, "way": "stdio", "remark": "…",            # where there is need
+     "named": ["ERR1"],                                            # the report blames these instead
      "cannotShow": "…"}                                            # why no client can see it
 """
 
@@ -18,7 +20,30 @@ from pathlib import Path
 from tests.interop.environments import ROOT
 
 PROJECT = ROOT / "examples" / "typescript"
-SOURCES = PROJECT / "server"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A server that violations are put into."""
+
+    sources: Path
+    table: Path
+    program: str
+    """The file that is started, as it is named once it can run."""
+    level: str
+    """The level that it keeps."""
+
+
+TYPESCRIPT = Example(
+    PROJECT / "server", Path(__file__).parent / "violations.json", "main.js", "full"
+)
+JAVASCRIPT = Example(
+    ROOT / "examples" / "javascript",
+    Path(__file__).parent / "javascript.json",
+    "server.mjs",
+    "resume",
+)
+EXAMPLES = {"typescript": TYPESCRIPT, "javascript": JAVASCRIPT}
 
 
 @dataclass(frozen=True)
@@ -44,6 +69,9 @@ class Violation:
     remark: str = ""
     cannot_show: str = ""
     """Why no client can see it in a run; empty: it can."""
+    named: tuple[str, ...] = ()
+    """The clauses that the report blames, if it does not blame this one."""
+    example: Example = TYPESCRIPT
 
     def edited(self) -> dict[str, str]:
         """The text of each file that it changes.
@@ -53,25 +81,37 @@ class Violation:
         """
         texts: dict[str, str] = {}
         for edit in self.edits:
-            text = texts.get(edit.file) or (SOURCES / edit.file).read_text("utf-8")
+            text = texts.get(edit.file) or (self.example.sources / edit.file).read_text("utf-8")
             if text.count(edit.old) != 1:
                 raise ValueError(f"{self.name}: {text.count(edit.old)} times in {edit.file}")
             texts[edit.file] = text.replace(edit.old, edit.new)
         return texts
 
 
-LIST = Path(__file__).parent / "violations.json"
 LIBERTIES = Path(__file__).parent / "liberties.json"
 
 
-def rewrite(found: dict[str, str | None]) -> None:
+@dataclass(frozen=True)
+class Catch:
+    """A vector that failed, and the clauses that the report blames."""
+
+    vector: str
+    blames: tuple[str, ...]
+    why: str
+
+
+def rewrite(example: Example, found: dict[str, Catch | None]) -> None:
     """Write down what caught each of these; null: nothing."""
-    entries = json.loads(LIST.read_text("utf-8"))
+    entries = json.loads(example.table.read_text("utf-8"))
     for entry in entries:
         if entry["name"] in found:
-            entry["caughtBy"] = found[entry["name"]]
+            catch = found[entry["name"]]
+            entry["caughtBy"] = catch.vector if catch else None
+            entry.pop("named", None)
+            if catch is not None and entry["clause"] not in catch.blames:
+                entry["named"] = list(catch.blames)
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
-    LIST.write_text(f"[\n{lines}\n]\n", "utf-8")
+    example.table.write_text(f"[\n{lines}\n]\n", "utf-8")
 
 
 def liberties() -> list[Violation]:
@@ -85,8 +125,8 @@ def liberties() -> list[Violation]:
     ]
 
 
-def load() -> list[Violation]:
-    entries = json.loads(LIST.read_text("utf-8"))
+def load(example: Example = TYPESCRIPT) -> list[Violation]:
+    entries = json.loads(example.table.read_text("utf-8"))
     return [
         Violation(
             entry["name"],
@@ -98,6 +138,8 @@ def load() -> list[Violation]:
             entry.get("way"),
             entry.get("remark", ""),
             entry.get("cannotShow", ""),
+            tuple(entry.get("named", ())),
+            example,
         )
         for entry in entries
     ]
