@@ -339,6 +339,7 @@ END4: answers-the-ended-late by an-end-is-the-last-word
 EVT11: deaf-with-a-session by a-connection-gets-its-own-subscriptions
 EVT13: subscribes-the-connection by rule-2-subscribes-the-session
 ATT10: skips-holes by a-hole-is-never-skipped
+HTP7: any-version by an-unknown-version-is-refused-for-session-methods
 HTP1: wants-a-version by a-request-without-a-version-is-of-the-handshake-era
 HTL1: initialize-ends-the-connection by another-initialize-leaves-the-connection
 REQ2: ids-have-no-type by ids-have-a-type

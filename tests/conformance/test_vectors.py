@@ -23,7 +23,16 @@ from mcp_sessions_conformance.runner import Selection, why_not
 from mcp_sessions_conformance.targets import Credentials, Pipe, PipeWay, Target, UrlWay
 
 REFERENCE = re.compile(r"\$\{(\w+)\}")
-GIVEN = {"unique", "token", "other_token", "weak_token", "attempt", "a_connection", "b_connection"}
+GIVEN = {
+    "unique",
+    "token",
+    "other_token",
+    "weak_token",
+    "attempt",
+    "a_connection",
+    "b_connection",
+    "port",
+}
 """Names that the runner gives."""
 
 

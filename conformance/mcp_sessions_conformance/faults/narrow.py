@@ -81,6 +81,14 @@ def _no_plain_messages(case: Case) -> Rewritten:
     return [] if is_plain and case.memory.get("cut") else None
 
 
+def _shares_subscriptions(case: Case) -> Rewritten:
+    if case.message.get("method") == UPDATED and not is_event(case.message):
+        for talk in case.talks.values():
+            if talk is not case.talk and talk.push is not None:
+                spawn(talk.push(case.message))
+    return None
+
+
 def _receives_who_names(case: Case) -> Rewritten:
     if is_event(case.message):
         for name in case.memory.get(("names", named(case.message)), ()):
@@ -137,6 +145,11 @@ def _keys_on_listens(case: Case) -> Rewritten:
 def _wants_a_version(http: Http) -> None:
     if http.verb == "POST" and "mcp-protocol-version" not in http.asked:
         http.answer = 400, {"error": "no version"}
+
+
+def _any_version(http: Http) -> None:
+    if http.verb == "POST" and "mcp-protocol-version" in http.asked:
+        http.asked["mcp-protocol-version"] = "2025-11-25"
 
 
 def _initialize_ends(http: Http) -> None:
@@ -362,6 +375,12 @@ FAULTS = (
         to_server=_cancels_by_id_despite_a_key,
     ),
     Fault("wants-a-version", "refuses requests without a version", http=_wants_a_version),
+    Fault(
+        "shares-subscriptions",
+        "tells every connection what one subscribed to",
+        to_client=_shares_subscriptions,
+    ),
+    Fault("any-version", "serves requests of any version", http=_any_version),
     Fault(
         "initialize-ends-the-connection",
         "ends a connection on which another one is made",
