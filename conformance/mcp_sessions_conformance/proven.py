@@ -41,6 +41,8 @@ EVT1: no-list-changes by list-changes-reach-every-session
 EVT1: unfiltered-lists by the-filter-becomes-the-subscriptions
 EVT4: subscribed-only by a-handlers-message-is-an-event-of-its-session
 EVT5: numbers-progress by progress-is-no-event
+EVT5: numbers-progress by progress-comes-on-the-response
+EVT5: progress-to-all by progress-stays-where-it-was-asked
 EVT6: unnumbered-events by events-carry-an-id
 EVT7: one-event-id by events-carry-an-id
 EVT7: swaps-events by events-come-in-order-and-once

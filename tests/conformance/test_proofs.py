@@ -3,7 +3,7 @@
 import pytest
 
 from mcp_sessions_conformance.faults import FAULTS
-from mcp_sessions_conformance.loader import Vector
+from mcp_sessions_conformance.loader import Vector, level_of
 from mcp_sessions_conformance.musts import musts_of
 from mcp_sessions_conformance.peer import Limits
 from mcp_sessions_conformance.proven import Proof, proofs
@@ -25,6 +25,17 @@ def test_every_must_of_a_server_that_has_a_vector_is_proven(vectors: list[Vector
     shown = {clause for vector in vectors for clause in vector.clauses}
     wanted = {c for c in shown if known[c].keyword == "MUST" and known[c].party != "client"}
     assert {proof.clause for proof in PROOFS} == wanted
+
+
+def test_a_clause_of_the_first_level_is_proven_by_a_vector_of_that_level(
+    vectors: list[Vector],
+) -> None:
+    """A run of ``--level resume`` says of each whether it holds."""
+    first = {vector.id for vector in vectors if vector.level == "resume"}
+    proven = {proof.clause for proof in PROOFS if proof.vector in first}
+    wanted = {proof.clause for proof in PROOFS if level_of()[proof.clause] == "resume"}
+    assert len(wanted) > 100
+    assert wanted <= proven
 
 
 def test_a_proof_is_by_a_vector_that_is_about_its_clause(vectors: list[Vector]) -> None:
