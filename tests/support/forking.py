@@ -26,7 +26,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-IMPORTED = ("mcp_sessions.layer", "mcp_sessions.acp", "mcp_sessions.client.sdk")
+IMPORTED = (
+    "mcp_sessions.layer", "mcp_sessions.acp", "mcp_sessions.client.sdk", "mcp_sessions.cli.main",
+    # A server of the SDK imports it.
+    "rich.logging",
+)  # fmt: skip
 """What takes long."""
 
 _OURS = ("mcp_sessions", "mcp_sessions_conformance", "tests")
@@ -229,6 +233,22 @@ def _run(words: list[str], position: str, variables: dict[str, str]) -> None:
         runpy.run_path(words[1], run_name="__main__")
 
 
+def _leave(status: int) -> None:
+    """End as Python does, but leave the modules and their objects to the system: to take apart
+    what was imported takes longer than most of these programs run.
+    """
+    cast(Any, threading)._shutdown()
+    cast(Any, atexit)._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if cast(Any, stream) is not None and not stream.closed:
+                stream.flush()
+    except OSError:
+        # Python says what is wrong with it, and has a status for it.
+        return
+    os._exit(status & 0xFF)
+
+
 if __name__ == "__main__":
     # This file's directory.
     del sys.path[0]
@@ -242,4 +262,10 @@ if __name__ == "__main__":
     _orders.send(b"imported")
     _found = _ordered(_orders)
     if _found is not None:
-        _run(*_found)
+        try:
+            _run(*_found)
+        except SystemExit as _ended:
+            if _ended.code is None or isinstance(_ended.code, int):
+                _leave(_ended.code or 0)
+            raise
+        _leave(0)

@@ -74,6 +74,55 @@ def test_the_sdk_is_there_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert done.stdout == b"True\n"
 
 
+ENDS = """
+import atexit, os, sys, threading, time
+atexit.register(lambda: sys.stdout.write("last"))
+print("first", end=" ")
+sys.stderr.write("complains")
+stopped = threading.Event()
+threading.Thread(target=lambda: (stopped.wait(), sys.stdout.write("thread "))).start()
+threading.Timer(0.05, stopped.set).start()
+END
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "complaint"),
+    [
+        ("", 0, b"complains"),
+        ("sys.exit(7)", 7, b"complains"),
+        ("sys.exit(-1)", 255, b"complains"),
+        ("sys.exit('why')", 1, b"complainswhy\n"),
+    ],
+)
+def test_what_a_program_still_does_at_its_end_is_done(
+    end: str, status: int, complaint: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads end, then its `atexit` functions run, and what it printed is there."""
+    (tmp_path / "ends.py").write_text(ENDS.replace("END", end))
+    monkeypatch.setattr(subprocess, "_USE_POSIX_SPAWN", False)
+    for way in ways():
+        monkeypatch.setattr(subprocess, "_fork_exec", way)
+        command = [sys.executable, tmp_path / "ends.py"]
+        done = subprocess.run(command, capture_output=True, timeout=40, check=False)
+        assert (done.returncode, done.stdout) == (status, b"first thread last")
+        assert done.stderr == complaint
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has one")
+def test_a_program_that_cannot_print_ends_as_python_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prints.py").write_text("print('text')\n")
+    monkeypatch.setattr(subprocess, "_USE_POSIX_SPAWN", False)
+    for way in ways():
+        monkeypatch.setattr(subprocess, "_fork_exec", way)
+        with open("/dev/full", "wb") as full:
+            command = [sys.executable, tmp_path / "prints.py"]
+            done = subprocess.run(command, stdout=full, stderr=PIPE, timeout=40, check=False)
+        assert done.returncode == 120 and b"No space left" in done.stderr
+
+
 def test_signals_reach_it_and_its_end_is_reported(tmp_path: Path) -> None:
     # A shell's background jobs, and what they start, ignore Ctrl+C.
     listens = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
