@@ -40,7 +40,7 @@ class Actions:
     async def _end(self, request: Request) -> Response:
         await _check(request)
         name = request.path_params["name"]
-        row = (await self._looks.now()).by_digest.get(name)
+        row = (await self._looks.whole()).by_digest.get(name)
         if row is None:
             raise HTTPException(404, "no such session is there")
         try:
@@ -60,7 +60,7 @@ class Actions:
     async def _instruct(self, request: Request, message: Instruct) -> None:
         await _check(request)
         process = request.path_params["process"]
-        if not any(each["process"] == process for each in (await self._looks.now()).replicas):
+        if not any(each["process"] == process for each in (await self._looks.whole()).replicas):
             raise HTTPException(404, "no such replica answered")
         try:
             if not await self._looks.fleet.instruct(process, message):

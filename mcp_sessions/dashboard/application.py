@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -59,8 +59,14 @@ _LONGEST = 2_000
 _DIGITS = re.compile(r"[0-9a-f]{4,12}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{12}", re.ASCII)
 _KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_MODIFIED = {"app.css", "htmx.min.js", "hx-sse.min.js", "live.js", "icon.svg"}
-"""The files that pages load."""
+_FILES: Mapping[str, Sequence[str]] = {
+    "app.css": ["app.css"],
+    "icon.svg": ["icon.svg"],
+    "live.js": ["live.js"],
+    # As one: htmx begins as soon as its script has run, and then needs its extension.
+    "htmx.js": ["htmx.min.js", "hx-sse.min.js"],
+}
+"""What pages load → the files that it consists of."""
 
 VIEWS = {
     "now": "Now",
@@ -106,7 +112,7 @@ class Dashboard:
         )
         self._templates.filters["when"] = when
         self._templates.filters["ago"] = views.ago
-        self._files = {name: _file(name) for name in _MODIFIED}
+        self._files = {name: _file(name) for name in _FILES}
 
     def app(self) -> ASGIApp:
         routes = [
@@ -149,7 +155,7 @@ class Dashboard:
             if len(body) > _LONGEST:
                 raise HTTPException(413, "that is no name of a session")
         given = parse_qs(body.decode("utf-8", "replace")).get("name", [""])[0].strip()
-        look = await self._looks.now()
+        look = await self._looks.whole()
         root = _root(request)
         if _DIGITS.fullmatch(given):
             known = {*look.by_digest, *(end.session for end in look.ends)}
@@ -217,11 +223,13 @@ class Dashboard:
         if not _DIGITS.fullmatch(name):
             raise HTTPException(404, "a session is named by the digits of its digest")
         title = f"Session {name}"
+        if look.is_begun and name not in look.by_digest:
+            look = await self._looks.whole()
         row = look.by_digest.get(name)
         if row is not None:
             whole = await self._stored(self._looks.store.whole(row.session_id), None)
             if whole is not None:
-                values = views.live(row, whole, look)
+                values = views.live(self._looks.newer(whole.record, row), whole, look)
                 return Page("session.html", title, {"look": look, **values})
         # Only now: the stories of all ends are long.
         for end in reversed(await self._stored(self._looks.store.ends(), ())):
@@ -280,7 +288,7 @@ class Dashboard:
         try:
             shown, loop = "", asyncio.get_running_loop()
             said_at = loop.time()
-            async for look in self._looks.changes():
+            async for look in self._looks.changes(often=view == "session"):
                 page = await self._made(request, view, look)
                 text = self._templates.get_template("part.html").render(
                     self._values(request, view, page, cookie_of(request)[0])
@@ -316,7 +324,8 @@ def _names(client: str) -> tuple[str, str]:
 
 
 def _file(name: str) -> tuple[bytes, str, str]:
-    content = (resources.files("mcp_sessions.dashboard") / "static" / name).read_bytes()
+    folder = resources.files("mcp_sessions.dashboard") / "static"
+    content = b"\n".join((folder / each).read_bytes() for each in _FILES[name])
     tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
     return content, _KINDS[name.rpartition(".")[2]], tag
 

@@ -28,13 +28,13 @@ from mcp_sessions.stores.records import SessionRecord
 EVERY = 2.0
 """Seconds between two looks, at least."""
 
-_SHARE = 20
+_SHARE = 5
 """Times as long as a look took, the next one waits."""
 
 _ENDS_EVERY = 10.0
 """Seconds between two looks at how sessions ended, at least."""
 
-_PAGE = 200
+_PAGE = 100
 """Sessions that the store is asked for at once."""
 
 MOST_ROWS = 50_000
@@ -42,6 +42,9 @@ MOST_ROWS = 50_000
 
 _FRESH = 1.0
 """Seconds for which a look is good for another request."""
+
+_PATIENCE = 0.5
+"""Seconds that a page waits for a look."""
 
 _HISTORY = 150
 """Looks whose numbers are kept, for the lines of the first view."""
@@ -104,6 +107,9 @@ class Look:
     rows: Sequence[Row] = ()
     is_cut: bool = False
     """There were more sessions."""
+
+    is_begun: bool = False
+    """The first look has not read all sessions yet."""
 
     tasks: Sequence[tuple[float, SessionId]] = field(default=(), repr=False)
     """When each task was made, and its id. Newest first."""
@@ -189,9 +195,13 @@ class Looks:
         self._pending: asyncio.Task[Look] | None = None
         self._ends_at = -math.inf
         self._history: deque[Numbers] = deque(maxlen=_HISTORY)
+        self._so_far: dict[str, Row] = {}
+        """What the look that runs has by now."""
+
         self._watchers = 0
         self._calls = 0
         self._quickest = math.inf
+        self._took = self._latest = 0.0
 
     @property
     def watchers(self) -> int:
@@ -206,19 +216,37 @@ class Looks:
         last = self._last
         if last is not None and self.clock() - last.at < self._pause(last, _FRESH):
             return last
-        return await self._shared()
+        # A page comes soon, with what is known: the first look at many sessions takes a while.
+        await asyncio.wait({self._shared()}, timeout=_PATIENCE)
+        if self._last is not None:
+            return self._last
+        rows = dict(self._so_far)
+        return Look(0, self.clock(), list(rows.values()), is_begun=True, by_digest=rows)
 
-    async def changes(self) -> AsyncGenerator[Look]:
-        """Each look from now on, as long as somebody reads this."""
+    async def whole(self) -> Look:
+        """A look at all sessions, as new as :meth:`now` gives it."""
+        look = await self.now()
+        return await asyncio.shield(self._shared()) if look.is_begun else look
+
+    async def changes(self, *, often: bool = False) -> AsyncGenerator[Look]:
+        """Each look from now on, as long as somebody reads this.
+
+        Args:
+            often: Also the one before again, every two seconds: the reader looks at one session.
+        """
         self._watchers += 1
         try:
-            seen = 0
+            look = await self.now()
+            yield look
             while True:
-                look = await self.now()
-                if look.number != seen:
-                    seen = look.number
+                if look.is_begun:
+                    look = await self.whole()
                     yield look
-                await asyncio.sleep(self._pause(look, EVERY))
+                await asyncio.sleep(EVERY if often else self._pause(look, EVERY))
+                newest = await self.now()
+                if often or newest.number != look.number:
+                    yield newest
+                look = newest
         finally:
             self._watchers -= 1
 
@@ -226,11 +254,10 @@ class Looks:
     def _pause(look: Look, least: float) -> float:
         return max(least, look.took * _SHARE)
 
-    async def _shared(self) -> Look:
+    def _shared(self) -> asyncio.Task[Look]:
         if self._pending is None or self._pending.done():
             self._pending = asyncio.create_task(self._look())
-        # Who leaves does not end the look of the others.
-        return await asyncio.shield(self._pending)
+        return self._pending
 
     async def _look(self) -> Look:
         last = self._last or Look(0, self.clock())
@@ -248,13 +275,15 @@ class Looks:
         began = loop.time()
         answer = await call
         self._calls += 1
+        self._latest = loop.time() - began
+        self._took += self._latest
         self._quickest = min(self._quickest, loop.time() - began)
         return answer
 
     async def _read(self, last: Look) -> Look:
-        loop, now = asyncio.get_running_loop(), self.clock()
-        began, self._calls, self._quickest = loop.time(), 0, math.inf
+        now, self._calls, self._took, self._quickest = self.clock(), 0, 0.0, math.inf
         rows: dict[str, Row] = {}
+        self._so_far = rows
         tasks: dict[SessionId, float] = {}
         connections: dict[str, str] = {}
         after: str | None = None
@@ -275,8 +304,8 @@ class Looks:
             if after is None:
                 break
             is_cut = len(rows) >= MOST_ROWS
-            # Others have their turn, also beside a store that never waits.
-            await asyncio.sleep(0)
+            # Others have their turn, for as long as this page took.
+            await asyncio.sleep(min(0.05, self._latest))
         for name, connection_id in connections.items():
             rows[name].transport = _transport(connection_id, rows)
         ends, made = last.ends, last.made
@@ -285,7 +314,6 @@ class Looks:
             ends = [replace(each, story="") for each in found]
             made = await self._asked(self.store.made())
             self._ends_at = now
-        took = loop.time() - began
         replicas = await self.fleet.look()
         listed = list(rows.values())
         newest = sorted(((at, each) for each, at in tasks.items()), reverse=True)
@@ -298,9 +326,16 @@ class Looks:
             )
         )
         return Look(
-            last.number + 1, now, listed, is_cut, newest, ends, made, replicas,
-            took, self._quickest, self._calls, list(self._history), by_digest=rows,
+            last.number + 1, now, listed, is_cut, False, newest, ends, made, replicas,
+            self._took, self._quickest, self._calls, list(self._history), by_digest=rows,
         )  # fmt: skip
+
+    def newer(self, record: SessionRecord, row: Row) -> Row:
+        """A row of the last look, as its session is now."""
+        newest = self._row(record, row.digest)
+        if record.attachment is not None:
+            newest.transport = _kind(record.attachment.connection_id) or "http"
+        return newest
 
     def _row(self, record: SessionRecord, name: str) -> Row:
         attachment = record.attachment
@@ -331,9 +366,10 @@ class Looks:
         return used_at
 
 
+def _kind(connection_id: str) -> str | None:
+    return next((each for each in _KINDS if connection_id.startswith(f"{each}-")), None)
+
+
 def _transport(connection_id: str, rows: Mapping[str, Row]) -> str:
-    kind = next((each for each in _KINDS if connection_id.startswith(f"{each}-")), None)
-    if kind is not None:
-        return kind
     # An HTTP connection has the id of its own session.
-    return "http" if digest(connection_id) in rows else NOWHERE
+    return _kind(connection_id) or ("http" if digest(connection_id) in rows else NOWHERE)

@@ -66,6 +66,8 @@ def settings_of(option: str, text: str, *arguments: str) -> Any:
     if option in ("--config", "--reload-config"):
         group = []
     more = ["--conversations"] if option in NEEDS else []
+    if option == "--dashboard-actions":
+        more += ["--dashboard", "/sessions"]
     if option in ("--task-after", "--task-tools"):
         more = ["--tasks"]
     if option == "--reload-config":

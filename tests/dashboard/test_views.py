@@ -144,14 +144,18 @@ async def test_no_page_has_a_script_or_a_style_of_its_own() -> None:
 
 
 async def test_a_page_with_ten_thousand_sessions_is_read_in_small_pages_and_once() -> None:
-    """Two hundred at a time, and one look for all pages that are open."""
+    """A hundred at a time, and one look for all pages that are open."""
     async with opened(MemoryStore) as store, pages_of(store) as pages:
         for _ in range(10_000):
             await store.create(Mode.PROTOCOL, ALICE, peer=None, now=pages.looks.clock())
+        # No time passes, so that the three pages share a look.
+        now = pages.looks.clock()
+        pages.looks.clock = lambda: now
+        await pages.looks.whole()
         texts = [await pages.get(path) for path in ("/", "/sessions", "/sessions?page=200")]
 
         assert "10,000" in texts[0] and "10,000 of 10,000 sessions" in texts[1]
-        assert max(pages.store.pages) <= 200
+        assert max(pages.store.pages) <= 100
         assert sum(pages.store.pages) == 10_000
         assert max(map(len, texts)) < 40_000
 
