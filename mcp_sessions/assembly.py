@@ -70,8 +70,8 @@ from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.server.upstream.sdk.authentication import OnDenied
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions_transports.http.cluster_streams import ClusterStreams
 from mcp_sessions_transports.http.endpoint import Arrivals
-from mcp_sessions_transports.http.replica_hints import ClusterStreams
 
 DRAIN_DELAY = 3.0
 """Seconds in which a proxy's idle connections to this process come to an end, so that none is
