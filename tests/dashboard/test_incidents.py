@@ -1,0 +1,120 @@
+"""Incidents that an operator finds from the page alone, as ``docs/dashboard.md`` says.
+
+A client that names a dead id is in ``test_of_layer.py``.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from mcp_sessions import SessionLayer, StdioServer
+from mcp_sessions.core.ends import EndReason, SessionEnd
+from mcp_sessions.core.story import Entry, Why, detaches
+from mcp_sessions.ids import digest
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.cluster.replica_messages import Instruct
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.stores.record_changes import Tell
+from tests.dashboard.pages import PROCESS, attached, made, opened, pages_of
+from tests.dashboard.test_of_layer import ACCEPT, INITIALIZE, browser, seen
+
+pytestmark = pytest.mark.anyio
+
+
+class Replicas:
+    """Replicas that say what a test makes them say."""
+
+    hint = ""
+
+    def __init__(self, *said: Mapping[str, Any], alive: bool = True) -> None:
+        self._said, self._alive = said, alive
+
+    async def look(self) -> Sequence[Mapping[str, Any]]:
+        return self._said
+
+    async def is_alive(self, process: str) -> bool | None:
+        return self._alive
+
+    async def instruct(self, process: str, message: Instruct) -> bool:
+        return False
+
+
+async def told(store: SessionStore, text: str) -> str:
+    """The digest of a session with an entry in its story."""
+    session_id = await made(store)
+    now = 1_790_000_000.0
+    assert await store.change(session_id, Tell([Entry(now, text)]))
+    return digest(session_id)
+
+
+async def test_a_flooder_has_most_sessions_and_its_story_has_the_refusals() -> None:
+    async with opened(MemoryStore) as store, pages_of(store) as pages:
+        for _ in range(30):
+            await made(store, client="flooder 1", principal=Principal(subject="mallory"))
+        await made(store)
+        overview = await pages.get()
+        name = await told(store, "refused max_running_requests tools/call 40")
+        await pages.looks.whole()
+
+        assert "mallory</a><b>30</b>" in overview and "flooder 1</a><b>30</b>" in overview
+        clock = pages.looks.clock
+        pages.looks.clock = lambda: clock() + 5
+        said = await pages.get(f"/session/{name}")
+        assert "refused tools/call (max_running_requests), 40 times" in said
+
+
+async def test_a_replica_that_died_gives_no_sign_of_life() -> None:
+    async with opened(MemoryStore) as store, pages_of(store, Replicas(alive=False)) as pages:
+        await attached(store, await made(store), PROCESS)
+        said = await pages.get("/replicas")
+
+        assert "abcdefgh</a>" in said and "no sign of life" in said
+
+
+async def test_a_store_that_was_emptied_is_the_first_line() -> None:
+    async with opened(MemoryStore) as store, pages_of(store) as pages:
+        now = pages.looks.clock()
+        end = SessionEnd("0123456789ab", EndReason.EMPTIED, now - 60)
+        await store.remember_ends([end], now=now)
+
+        assert "The store was emptied or replaced" in await pages.get()
+        assert "0123456789ab" in await pages.get("/ended?reason=emptied")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (detaches(0, Why.SLOW, "abcdefgh").text, "detached at replica abcdefgh: slow"),
+        (detaches(0, Why.CREDENTIAL_EXPIRED, "abcdefgh").text, "abcdefgh: credential-expired"),
+        (
+            "attached http abcdefgh resumed free 3 40 0 30 evicted",
+            "from event 3: nothing replayed (evicted); events up to 30 were evicted",
+        ),
+        ("asked elicitation/create 45", "elicitation/create waited for its client for 45s"),
+    ],
+    ids=["a slow reader", "an expired credential", "a window too small", "a proxy that buffers"],
+)
+async def test_the_story_of_a_session_says_it(text: str, said: str) -> None:
+    async with opened(MemoryStore) as store, pages_of(store) as pages:
+        name = await told(store, text)
+
+        assert said in await pages.get(f"/session/{name}")
+
+
+async def test_a_clock_that_is_an_hour_off_is_the_first_line() -> None:
+    facts = {"name": "abcdefgh", "process": PROCESS, "age": 9.0, "memory": None, "clock_off": 3_600}
+    async with opened(MemoryStore) as store, pages_of(store, Replicas(facts)) as pages:
+        assert "The clock of replica abcdefgh is 1h ahead." in await pages.get()
+        assert "1h ahead" in await pages.get("/replicas")
+
+
+async def test_a_command_that_crashes_at_each_start_is_counted() -> None:
+    layer = SessionLayer(StdioServer(sys.executable, "-c", "raise SystemExit(3)"))
+    async with layer.lifespan(), browser(layer.asgi_app(dashboard="/sessions")) as client:
+        await client.get("/sessions/")
+        await client.post("/mcp", json=INITIALIZE, headers=ACCEPT)
+
+        await seen(client, "/sessions/", r"that were begun \(failed\)</span><b>[1-9]")
