@@ -31,6 +31,7 @@ from mcp_sessions.stores.postgres import PostgresStore
 from mcp_sessions.stores.record_changes import SetWaitsFrom
 from mcp_sessions.stores.sqlite import SQLiteStore
 from mcp_sessions.stores.urls import open_store
+from mcp_sessions.testing.parts import subscribers_of
 from tests.stores import opening as stores_opening
 from tests.stores.every_store import encrypted_store_over
 from tests.support.postgres_server import schema, shared_postgres
@@ -185,7 +186,7 @@ async def test_each_store_is_copied_to_each(
             assert admitted is not None and admitted.key is begun
         data = await store.load_data(attached)
         assert data is not None and data.value == {"notes": [1]}
-        assert list(await store.subscribers("note://1")) == [attached]
+        assert await subscribers_of(store, "note://1") == [attached]
         start = Position((await head_of(store, names["agent"])).log_epoch, 0).event_id()
         agent, _ = await store.read(names["agent"], start, now=now)
         assert [each.number for each in agent] == [1, 2, 3]

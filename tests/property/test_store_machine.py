@@ -40,6 +40,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.stores.record_changes import SetLogLevel, SetWaitsFrom
 from mcp_sessions.stores.records import Attachment
 from mcp_sessions.testing import MakeStore
+from mcp_sessions.testing.parts import subscribers_of
 from tests.property.model import KeysModel, LogModel, SessionModel
 from tests.stores.every_store import every_store
 
@@ -481,7 +482,7 @@ class StoreMachine(RuleBasedStateMachine):
         overdue = {each for each, model in self.live.items() if model.is_overdue(self.now)}
         for uri in ("note://1", "note://2", "note://3"):
             expected = {each for each, model in self.live.items() if uri in model.subscriptions}
-            subscribers = self.run(self.store.subscribers(uri))
+            subscribers = self.run(subscribers_of(self.store, uri))
             assert len(set(subscribers)) == len(subscribers)
             assert set(subscribers) | overdue == expected | overdue
         for owner in ("alice", "bob"):
