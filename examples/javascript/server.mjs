@@ -257,7 +257,7 @@ async function serve(message, connection, principal, req, res) {
 /** A cancellation reaches requests of its own connection: those whose response is open, or else the newest (REQ3). */
 function cancelled(message, connection, principal) {
   try {
-    if (message.params?._meta?.[SESSION]) contextOf(message, connection, principal);
+    if ((message.params?._meta?.[SESSION] ?? null) !== null) contextOf(message, connection, principal);
   } catch {
     return; // It names a session that is not there, so it has no effect (ASC10).
   }
