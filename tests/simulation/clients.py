@@ -581,6 +581,7 @@ class ModernHttp(Client):
             def take(message: Json, uris: list[str] = uris) -> None:
                 if message.get("method") == "notifications/subscriptions/acknowledged":
                     name = self.world.session_name(self.session or "")
+                    self.note("listens", session=name, uris=uris)
                     for uri in uris:
                         self.note("subscribed", session=name, uri=uri)
                 elif "method" in message:

@@ -35,6 +35,8 @@ Of clients:
 ``displaced``   ``client`` is told that its session went elsewhere, for ``reason``
 ``gap``         ``client`` is told that it may have missed events (of all its sessions)
 ``subscribed``  ``client`` was told that ``session`` is subscribed to ``uri``
+``listens``     ``client`` was told that its listen to ``session`` began. From then on its
+                ``uris`` are the session's subscriptions, in place of those before (HTM8)
 ``updated``     ``client`` hears that ``uri`` changed
 ``forgotten``   ``client`` was told that its session does not exist
 ``task``        ``client`` was told that ``call`` became ``task``, a name of the history's

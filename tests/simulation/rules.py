@@ -263,7 +263,9 @@ def _rises(before: str, event_id: str) -> bool:
 
 
 def the_last_change_is_seen(facts: Facts) -> Iterator[str]:
-    """Who is subscribed hears of a resource after its last change, or is told of a gap."""
+    """Who is subscribed hears of a resource after its last change, or is told of a gap. A listen
+    with other resources ends a subscription (HTM8).
+    """
     begun: dict[tuple[str, str], Record] = {}
     last: dict[tuple[str, str | None], Record] = {}
     for record in facts.records:
@@ -281,6 +283,13 @@ def the_last_change_is_seen(facts: Facts) -> Iterator[str]:
             s["session"]
             for s in facts.by["subscribed"]
             if s["uri"] == uri and whose in (None, s["session"]) and facts.after(s, change)
+            if not any(
+                each["session"] == s["session"]
+                and uri not in each["uris"]
+                and facts.after(s, each)
+                and facts.after(each, change)
+                for each in facts.by["listens"]
+            )
         }
         for session in sorted(subscribed - facts.gone):
             owners = facts.owners[session]

@@ -286,6 +286,17 @@ def test_a_change_that_waits_for_the_store_is_lost_with_its_process_only() -> No
     assert violations(history) == []
 
 
+def test_a_listen_with_other_resources_ends_a_subscription() -> None:
+    """HTM8."""
+    history = good()
+    without("updated")(history)
+    listens = {"what": "listens", "client": "c2", "session": "s1", "uris": ["note:2"]}
+    history.records.insert(at(history, "changes"), {"t": 0.0, **listens})
+    assert violations(history) == []
+    history.records[at(history, "listens")]["uris"].append("note:1")
+    assert {violation.rule for violation in violations(history)} == {"the_last_change_is_seen"}
+
+
 def test_who_is_not_connected_cannot_be_told_that_it_lost_its_session() -> None:
     history = good()
     BROKEN["who_loses_its_session_is_told"](history)
