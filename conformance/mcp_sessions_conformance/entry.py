@@ -17,6 +17,9 @@ from mcp_sessions_conformance.peer import Limits
 from mcp_sessions_conformance.runner import Progress, Run, Selection, run
 from mcp_sessions_conformance.targets import BadTarget, Credentials, parse_target
 
+AT_ONCE = 3
+"""Vectors that one way plays at the same time."""
+
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
@@ -105,7 +108,7 @@ async def test_server(
                 frozenset(LEVELS[: LEVELS.index(level) + 1] if level is not None else ()),
             ),
             credentials=Credentials(token, other_token, weak_token),
-            limits=Limits(wait=wait, give_up=give_up),
+            limits=Limits(wait=wait, give_up=give_up, at_once=AT_ONCE),
             progress=progress,
             done=done,
         )

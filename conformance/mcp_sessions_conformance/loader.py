@@ -99,6 +99,11 @@ class Vector:
         )
 
     @property
+    def is_heard_by_all(self) -> bool:
+        """Whether it makes a change that other vectors' sessions hear of."""
+        return '"announce"' in json.dumps(self.steps)
+
+    @property
     def crosses(self) -> bool:
         return any(step["step"] == "open" and not _is_here(step) for step in self.steps)
 

@@ -50,6 +50,9 @@ class Limits:
     end: float = 3.0
     """Seconds that a program may take to end by itself."""
 
+    at_once: int = 1
+    """Vectors that one way plays at the same time, if no other one hears of what they do."""
+
     quiet: float = 0.15
     """Seconds in which nothing may come where nothing is expected."""
 

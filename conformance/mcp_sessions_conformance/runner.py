@@ -349,8 +349,20 @@ async def _play_at(
     known = here in offered and offered[here].other_servers is not None
     # They mostly wait, and no other vector reaches their servers.
     beside = [v for v in chosen if known and v.when.other_server is not None]
+    rest = [v for v in chosen if v not in beside]
+    is_pipe = any(isinstance(w, PipeWay) for w in (combination.here, combination.other))
+    at_once = limits.at_once if known and not is_pipe else 1
+    together = iter([v for v in rest if at_once > 1 and not v.is_heard_by_all])
+
+    async def all_others() -> None:
+        async with asyncio.TaskGroup() as turns:
+            for _ in range(at_once):
+                # Each takes the next one.
+                turns.create_task(in_turn(together))
+        await in_turn([v for v in rest if at_once == 1 or v.is_heard_by_all])
+
     async with asyncio.TaskGroup() as turns:
-        turns.create_task(in_turn([v for v in chosen if v not in beside]))
+        turns.create_task(all_others())
         turns.create_task(in_turn(beside))
 
 
