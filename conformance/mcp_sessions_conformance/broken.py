@@ -434,7 +434,7 @@ every-methods-result-carries-the-metadata: no-metadata-on-ping
 an-end-leaves-no-trace-in-errors: not-found-otherwise
 a-foreign-connection-has-one-answer: 404-is-200
 a-foreign-session-has-one-answer: one-principal
-an-error-names-nobody-else: names-a-stranger
+an-error-names-nobody-else: talkative-errors
 a-refused-subscription-has-no-effect: no-limit
 changes-are-events-of-a-detached-session: loses-replay
 a-subscription-is-for-one-uri: deaf
