@@ -267,9 +267,10 @@ class SessionLayer:
 
         Args:
             auth: Says whether the sender of a request may see the page:
-                ``lambda request: request.user.is_admin``. It may be async. None: as for the
-                endpoint, with the API key or token as the password that a browser asks for. If the
-                endpoint needs no credential, only browsers on this machine see the page.
+                ``lambda request: request.user.is_admin``. It may be async. None: whose API key or
+                token has the scope ``mcp-sessions:operator`` and is good for the endpoint. It is
+                the password that a browser asks for. If the endpoint needs no credential, only
+                browsers on this machine see the page.
             actions: Who sees the page may also end a session, drain a replica, and stop a process
                 of the wrapped server.
 

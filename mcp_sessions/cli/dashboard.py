@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mcp_sessions.cli import arguments as types
@@ -67,11 +66,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _lock(options: argparse.Namespace) -> Lock | None:
     from mcp_sessions.access import Access
+    from mcp_sessions.dashboard.door import lock_of
 
     authentication = Access(api_keys=options.api_keys).authenticating()("")
     if authentication is None:
         return None
-    return partial(authentication.around, denied=lambda reason, address, principal: None)
+    return lock_of(authentication, lambda reason, address, principal: None)
 
 
 async def _serve(options: argparse.Namespace, lock: Lock | None) -> None:
@@ -146,7 +146,8 @@ def make_parser() -> types.OneLineParser:
         examples=_EXAMPLES,
         notes=(
             "The page is for browsers on this machine. With --api-keys it asks for a\n"
-            "password: a key of the file. The name does not matter."
+            "password: a key of the file with the scope mcp-sessions:operator. The name does\n"
+            "not matter."
         ),
     )
     store = parser.group("store")

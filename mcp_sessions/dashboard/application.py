@@ -1,7 +1,6 @@
 """The pages, as an application of ASGI.
 
-Each answer has the same strict headers. A page is whole without JavaScript; with it, its main part
-is replaced as the sessions change.
+A page is whole without JavaScript; with it, its main part is replaced as the sessions change.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from mcp_sessions.dashboard import views
 from mcp_sessions.dashboard.actions import Actions, cookie_of, set_cookie, token_of
@@ -34,18 +33,6 @@ except ModuleNotFoundError:
     raise ConfigurationError(
         "the page needs Jinja2: pip install 'mcp-sessions[dashboard]'"
     ) from None
-
-HEADERS: Mapping[str, str] = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
-    "frame-ancestors 'none'",
-    "x-frame-options": "DENY",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",
-}
-"""Of each answer."""
 
 MOST_STREAMS = 32
 """Pages that are kept up to date at once. The others are whole, and not live."""
@@ -126,8 +113,7 @@ class Dashboard:
             Route("/session/{name}", self._page),
             Route("/{view}", self._page),
         ]
-        inner = Starlette(routes=routes, exception_handlers={HTTPException: _failed})
-        return Strict(inner)
+        return Starlette(routes=routes, exception_handlers={HTTPException: _failed})
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -335,19 +321,3 @@ async def _failed(request: Request, failed: Exception) -> Response:
     if isinstance(failed, HTTPException):
         status, text = failed.status_code, failed.detail
     return Response(f"{text}\n", status, media_type="text/plain")
-
-
-class Strict:
-    """Add :data:`HEADERS` to each answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def sent(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *added]}
-            await send(message)
-
-        await self._app(scope, receive, sent)

@@ -1,22 +1,45 @@
 """Who may see the page.
 
 A browser sends no ``Authorization: Bearer``. It asks its user for a name and a password instead.
-The password is the API key or the token. The name does not count. Without a lock only a browser on
-this machine is served, and only if no proxy stands between.
+The password is the API key or the token. The name does not count. It needs the scope
+:data:`OPERATOR`: the page shows the sessions of all principals, and a key of one of them is for its
+own. Without a lock only a browser on this machine is served, and only if no proxy stands between.
+
+Each answer has the same strict headers, also a refusal.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from inspect import isawaitable
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions.core.nearness import is_near
+
+if TYPE_CHECKING:
+    from mcp_sessions.server.upstream.sdk.authentication import Authentication, OnDenied
+
+OPERATOR = "mcp-sessions:operator"
+"""The scope of a key or token whose owner may see the sessions of all principals."""
+
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Of each answer."""
 
 Allows = Callable[[Request], bool | Awaitable[bool]]
 """Says whether who sent a request may see the page."""
@@ -27,13 +50,39 @@ Lock = Callable[[ASGIApp], ASGIApp]
 _ASKS = b'Basic realm="mcp-sessions: the password is your API key or token", charset="UTF-8"'
 
 
+def lock_of(authentication: Authentication, denied: OnDenied) -> Lock:
+    """Return the lock that an operator's credential opens."""
+    return partial(authentication.requiring([OPERATOR]).around, denied=denied)
+
+
 def locked(app: ASGIApp, lock: Lock | None) -> ASGIApp:
     """Return the application behind its door.
 
     Args:
         lock: None: there is none.
     """
-    return NearOnly(app) if lock is None else AsPassword(lock(app))
+    return Strict(NearOnly(app) if lock is None else AsPassword(lock(app)))
+
+
+def as_asked(app: ASGIApp, allows: Allows) -> ASGIApp:
+    """Return the application behind a door that another application keeps."""
+    return Strict(AsAsked(app, allows))
+
+
+class Strict:
+    """Add :data:`HEADERS` to each answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        await self._app(scope, receive, sent)
 
 
 class NearOnly:

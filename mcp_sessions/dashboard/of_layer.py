@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions.assembly import Assembly
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.dashboard.application import Dashboard
-from mcp_sessions.dashboard.door import Allows, AsAsked, locked
+from mcp_sessions.dashboard.door import Allows, as_asked, lock_of, locked
 from mcp_sessions.dashboard.looks import Looks
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId
@@ -36,14 +34,14 @@ def dashboard_of(parts: Assembly, allows: Allows | None, *, actions: bool) -> AS
     title = f"{parts.shell.name}, {getattr(parts.store, 'inner', parts.store).name} store"
     app = Running(Dashboard(looks, title=title, actions=actions).app(), parts.availability)
     if allows is not None:
-        return AsAsked(app, allows)
+        return as_asked(app, allows)
     if parts.authentication is None and parts.shell.authenticates:
         raise ConfigurationError(
             "the server has authentication of its own, so the page needs auth="
         )
     if parts.authentication is None:
         return locked(app, None)
-    return locked(app, partial(parts.authentication.around, denied=parts.denied))
+    return locked(app, lock_of(parts.authentication, parts.denied))
 
 
 class StoreOfLayer(SharedStore):

@@ -11,6 +11,7 @@ import httpx2
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.story import Entry
 from mcp_sessions.dashboard.application import Dashboard
+from mcp_sessions.dashboard.door import locked
 from mcp_sessions.dashboard.looks import Fleet, Looks, NoFleet
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.policy import SessionPolicy
@@ -71,9 +72,9 @@ class Pages:
 async def pages_of(store: SessionStore, fleet: Fleet | None = None) -> AsyncGenerator[Pages]:
     counting = CountingStore(store)
     looks = Looks(counting, fleet or NoFleet(), policy=ROOMY, clock=time.time)
-    app = Dashboard(looks, title="the store").app()
+    app = locked(Dashboard(looks, title="the store").app(), None)
     transport = httpx2.ASGITransport(app=app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost:8090") as client:
         yield Pages(client, looks, counting)
 
 

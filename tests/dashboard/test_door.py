@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse
 
 from mcp_sessions.access import Access
 from mcp_sessions.cli.main import main
-from mcp_sessions.dashboard.door import Lock, locked
+from mcp_sessions.dashboard.door import HEADERS, OPERATOR, Lock, as_asked, lock_of, locked
 from mcp_sessions.principal import Principal
 
 pytestmark = pytest.mark.anyio
@@ -39,27 +39,39 @@ async def test_without_a_lock_this_machine_alone_sees_it() -> None:
         assert (await client.get("/")).status_code == 403
 
 
+@dataclass
+class Keys:
+    path: Path
+    operator: str
+    user: str
+    """Opens the endpoint, and not the page."""
+
+
 @pytest.fixture
-def keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, str]:
-    """A file of API keys, and the key in it."""
+def keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Keys:
+    """A file of two API keys."""
     path = tmp_path / "keys.json"
-    assert main(["keys", "add", "operator", "--file", str(path)]) == 0
-    return path, capsys.readouterr().out.split()[-1]
+
+    def added(*arguments: str) -> str:
+        assert main(["keys", "add", *arguments, "--file", str(path)]) == 0
+        return capsys.readouterr().out.split()[-1]
+
+    return Keys(path, added("ops", "--scope", OPERATOR), added("user", "--scope", "operator"))
 
 
 def _ignore(reason: str, address: str | None, principal: Principal) -> None:
     """Nobody audits here."""
 
 
-def lock_of(path: Path) -> Lock:
-    authentication = Access(api_keys=str(path)).authenticating()("")
+def lock(keys: Keys) -> Lock:
+    authentication = Access(api_keys=str(keys.path)).authenticating()("")
     assert authentication is not None
-    return partial(authentication.around, denied=_ignore)
+    return lock_of(authentication, _ignore)
 
 
-async def test_with_a_lock_a_key_is_the_password(keys: tuple[Path, str]) -> None:
-    path, key = keys
-    async with browser(lock_of(path), "203.0.113.9") as client:
+async def test_with_a_lock_a_key_is_the_password(keys: Keys) -> None:
+    key = keys.operator
+    async with browser(lock(keys), "203.0.113.9") as client:
 
         async def status(authorization: str | None) -> int:
             headers = {} if authorization is None else {"authorization": authorization}
@@ -74,6 +86,31 @@ async def test_with_a_lock_a_key_is_the_password(keys: tuple[Path, str]) -> None
         assert await status(f"Bearer {key}") == 200
         for wrong in (None, basic("anybody:wrong"), basic(key), "Basic %%%", "Basic", "Bearer x"):
             assert await status(wrong) == 401, wrong
+
+
+async def test_a_key_that_is_no_operators_does_not_open_the_page(keys: Keys) -> None:
+    """It is good for the endpoint, where its owner sees the own sessions alone. The page has those
+    of all principals.
+    """
+    async with browser(lock(keys), "203.0.113.9") as client:
+        for address in ("/", "/sessions", "/live/now", "/static/app.css", "/session/abcd/end"):
+            answer = await client.get(address, auth=("user", keys.user))
+            assert answer.status_code == 403 and OPERATOR in answer.text, address
+        assert (await client.post("/find", auth=("user", keys.user))).status_code == 403
+
+
+async def test_a_refusal_has_the_strict_headers(keys: Keys) -> None:
+    def no(request: object) -> bool:
+        return False
+
+    seen = PlainTextResponse("seen")
+    doors = (locked(seen, None), locked(seen, lock(keys)), as_asked(seen, no))
+    for door, status in zip(doors, (403, 401, 403), strict=True):
+        transport = httpx2.ASGITransport(app=door, client=("203.0.113.9", 4711))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://x.example") as client:
+            answer = await client.get("/")
+            assert answer.status_code == status
+            assert {name: answer.headers[name] for name in HEADERS} == dict(HEADERS)
 
 
 def test_another_host_needs_keys(capsys: pytest.CaptureFixture[str]) -> None:

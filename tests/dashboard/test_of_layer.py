@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from mcp_sessions import SessionLayer
 from mcp_sessions.cli import serve_options
 from mcp_sessions.cli.main import main
+from mcp_sessions.dashboard.door import OPERATOR
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import digest, replica_name
 from mcp_sessions.server.reporting.strangers import Strangers
@@ -183,15 +184,22 @@ def test_options_that_do_not_fit_are_one_line(arguments: list[str], said: str) -
         serve_options.parsed(arguments, {})
 
 
-def test_with_api_keys_the_page_of_a_layer_asks_for_one(
+def test_with_api_keys_the_page_of_a_layer_asks_for_an_operators(
     tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "keys.json"
-    assert main(["keys", "add", "operator", "--file", str(path)]) == 0
-    key = capsys.readouterr().out.split()[-1]
+
+    def added(*arguments: str) -> str:
+        assert main(["keys", "add", *arguments, "--file", str(path)]) == 0
+        return capsys.readouterr().out.split()[-1]
+
+    key, other = added("ops", "--scope", OPERATOR), added("user")
     layer = SessionLayer(MCPServer("notes"), api_keys=path)
-    with serve(layer.asgi_app(dashboard="/sessions")) as server:
+    with serve(layer.asgi_app(dashboard="/sessions", dashboard_actions=True)) as server:
         url = server.url("/sessions/")
         assert httpx2.get(url, timeout=20).status_code == 401
+        assert httpx2.get(url, auth=("anybody", other), timeout=20).status_code == 403
+        ending = httpx2.post(f"{url}session/abcdef012345/end", auth=("user", other), timeout=20)
+        assert ending.status_code == 403 and OPERATOR in ending.text
         answer = httpx2.get(url, auth=("anybody", key), timeout=20)
         assert answer.status_code == 200 and key not in answer.text

@@ -10,7 +10,7 @@ import pytest
 from mcp_sessions.core.ends import EndReason
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.states import Mode
-from mcp_sessions.dashboard.application import HEADERS
+from mcp_sessions.dashboard.door import HEADERS
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.memory import MemoryStore
