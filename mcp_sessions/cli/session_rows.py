@@ -9,20 +9,18 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import Any, cast
 
 from mcp_sessions.cli.output import out
 from mcp_sessions.cli.tables import fitted, print_table
-from mcp_sessions.core.ends import EndReason, SessionEnd, duration
-from mcp_sessions.core.life import lifetime_ends_first
+from mcp_sessions.core.ends import SessionEnd, duration
 from mcp_sessions.core.messages import encode, members_of
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.story import Told, last_method, read, why_it_lives
 from mcp_sessions.ids import EVENTS, GET_STREAM, SessionId, digest, process_of, replica_name
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.ends_contract import client_name, end_of, principal_name
+from mcp_sessions.stores.ends_contract import IdleTimes, client_name, moment, principal_name
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.whole_sessions import WholeSession
 
@@ -44,6 +42,10 @@ class View:
 
     now: float
 
+    @property
+    def times(self) -> IdleTimes:
+        return IdleTimes(self.options.idle_timeout, self.options.forget_after)
+
 
 def is_wanted(record: SessionRecord, view: View) -> bool:
     options, principal = view.options, record.principal
@@ -59,14 +61,8 @@ def is_wanted(record: SessionRecord, view: View) -> bool:
 
 def idle_of(record: SessionRecord, view: View) -> float:
     """Return the seconds since the last request. NaN: a conversation has no idle deadline."""
-    if not math.isfinite(record.life.expires_at):
-        return math.nan
-    used_at = record.life.expires_at - view.options.forget_after
-    if used_at < record.life.created_at and record.mode is not Mode.CONVERSATION:
-        # It was not used before it was made: sleep is switched off.
-        used_at = record.life.expires_at - view.options.idle_timeout
-    # Without the options of the server the deadline says too much.
-    return max(0.0, view.now - max(used_at, record.life.created_at))
+    used_at = view.times.used_at(record)
+    return max(0.0, view.now - used_at) if used_at is not None else math.nan
 
 
 def transport_of(record: SessionRecord, view: View) -> str:
@@ -185,12 +181,6 @@ def _name(session_id: SessionId, view: View) -> str:
     return session_id if view.options.ids else digest(session_id)
 
 
-def moment(seconds: float) -> str | None:
-    if not math.isfinite(seconds):
-        return None
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def print_list(chosen: Sequence[SessionRecord], view: View) -> None:
     rows = [row_of(record, view) for record in chosen]
     if view.options.json:
@@ -237,15 +227,6 @@ def end_details(end: SessionEnd) -> dict[str, Any]:
     told = story_of(end.story, created_at)
     told["story"].append(told_row(Told(end.at, "ended", {}, f"ended: {end}")))
     return end_row(end) | {"lastMethod": last_method(end.story)} | told
-
-
-def not_noted(record: SessionRecord, view: View) -> SessionEnd:
-    """Return the end of a session whose time has passed, and that no server has ended yet."""
-    at = record.life.expires_at
-    why = EndReason.LIFETIME if lifetime_ends_first(record.life) else EndReason.IDLE
-    idle = idle_of(record, replace(view, now=at))
-    age = at - record.life.created_at
-    return end_of(record, why, at, age=age, idle=None if math.isnan(idle) else idle)
 
 
 def print_ends(ends: Sequence[SessionEnd], view: View) -> None:

@@ -31,8 +31,6 @@ from mcp_sessions.cli.session_rows import (
     details,
     end_details,
     is_wanted,
-    moment,
-    not_noted,
     print_ends,
     print_found,
     print_list,
@@ -40,14 +38,14 @@ from mcp_sessions.cli.session_rows import (
     screen,
     story_of,
 )
-from mcp_sessions.core.ends import MOST_ENDS, REMEMBERED_FOR, SessionEnd
+from mcp_sessions.core.ends import SessionEnd
 from mcp_sessions.core.life import has_come
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.server.dispatch.admin import ended_outside
-from mcp_sessions.stores.ends_contract import client_name
+from mcp_sessions.stores.ends_contract import client_name, why_unknown
 from mcp_sessions.stores.operator import OperatorStore, open_for_operator
 from mcp_sessions.stores.records import SessionRecord
 
@@ -143,7 +141,9 @@ async def _look(
     stored = await operator_store.all_sessions()
     live = [each for each in stored if not has_come(each.life.expires_at, now)]
     view = View(options, frozenset(each.session_id for each in live), now)
-    expired = [not_noted(each, view) for each in stored if each.session_id not in view.known]
+    expired = [
+        view.times.end_of_expired(each) for each in stored if each.session_id not in view.known
+    ]
     return view, live, expired
 
 
@@ -319,18 +319,7 @@ async def _end_of(
 
 async def _since(ends: Sequence[SessionEnd], operator_store: OperatorStore) -> str:
     """Say since when the store would know of a session, and why not of one before."""
-    days, made = round(REMEMBERED_FOR / 86_400), await operator_store.made()
-    known = time.time() - REMEMBERED_FOR
-    why = f"Ends are remembered for {days} days"
-    if len(ends) >= MOST_ENDS:
-        known = max(known, min(end.at for end in ends))
-        why = f"The newest {MOST_ENDS} ends are remembered"
-    if made is not None and made.at >= known:
-        known, why = made.at, "The store is new since then: what was before is gone"
-    return (
-        f"none is there, and none has ended since {moment(known)}. {why}. Or it never was in this "
-        "store: compare --store with the server's. A server notes an end some seconds after it"
-    )
+    return why_unknown(ends, await operator_store.made(), now=time.time())
 
 
 def make_parser() -> types.OneLineParser:

@@ -212,10 +212,14 @@ class Dashboard:
         if look.is_begun and name not in look.by_digest:
             look = await self._looks.whole()
         row = look.by_digest.get(name)
-        if row is not None:
-            whole = await self._stored(self._looks.store.whole(row.session_id), None)
-            if whole is not None:
+        session_id = row.session_id if row is not None else look.expired.get(name)
+        if session_id is not None:
+            whole = await self._stored(self._looks.store.whole(session_id), None)
+            if whole is not None and row is not None:
                 values = views.live(self._looks.newer(whole.record, row), whole, look)
+                return Page("session.html", title, {"look": look, **values})
+            if whole is not None:
+                values = views.ended(self._looks.times.end_of_expired(whole.record), look)
                 return Page("session.html", title, {"look": look, **values})
         # Only now: the stories of all ends are long.
         for end in reversed(await self._stored(self._looks.store.ends(), ())):

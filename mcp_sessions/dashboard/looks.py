@@ -21,7 +21,7 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, digest, process_of, replica_name
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.server.cluster.replica_messages import Instruct
-from mcp_sessions.stores.ends_contract import client_name, principal_name
+from mcp_sessions.stores.ends_contract import IdleTimes, client_name, principal_name
 from mcp_sessions.stores.operator import OperatorStore
 from mcp_sessions.stores.records import SessionRecord
 
@@ -115,7 +115,10 @@ class Look:
     """When each task was made, and its id. Newest first."""
 
     ends: Sequence[SessionEnd] = ()
-    """Without their stories, oldest first."""
+    """Without their stories, oldest first. Those that no server has noted are the last ones."""
+
+    expired: Mapping[str, SessionId] = field(default_factory=dict[str, SessionId], repr=False)
+    """Sessions whose time has passed, and that no server has ended yet. By digest."""
 
     made: StoreMade | None = None
     replicas: Sequence[Mapping[str, Any]] = ()
@@ -189,10 +192,10 @@ class Looks:
         clock: Callable[[], float],
     ) -> None:
         self.store, self.fleet, self.clock = store, fleet, clock
-        self._idle = policy.idle_timeout
-        self._forget = policy.forget_after or FORGET_AFTER
+        self.times = IdleTimes(policy.idle_timeout, policy.forget_after or FORGET_AFTER)
         self._last: Look | None = None
         self._pending: asyncio.Task[Look] | None = None
+        self._ends: Sequence[SessionEnd] = ()
         self._ends_at = -math.inf
         self._history: deque[Numbers] = deque(maxlen=_HISTORY)
         self._so_far: dict[str, Row] = {}
@@ -284,6 +287,8 @@ class Looks:
         now, self._calls, self._took, self._quickest = self.clock(), 0, 0.0, math.inf
         rows: dict[str, Row] = {}
         self._so_far = rows
+        expired: dict[str, SessionId] = {}
+        not_noted: list[SessionEnd] = []
         tasks: dict[SessionId, float] = {}
         connections: dict[str, str] = {}
         after: str | None = None
@@ -291,12 +296,17 @@ class Looks:
         while not is_cut:
             page = await self._asked(self.store.some_sessions(after, _PAGE))
             for record in page.records:
-                if has_come(record.life.expires_at, now):
-                    continue
                 name = digest(record.session_id)
+                is_over = has_come(record.life.expires_at, now)
                 if record.mode is Mode.TASK:
-                    tasks[record.session_id] = record.life.created_at
-                elif record.mode is not Mode.KEYS:
+                    if not is_over:
+                        tasks[record.session_id] = record.life.created_at
+                elif record.mode is Mode.KEYS:
+                    continue
+                elif is_over:
+                    expired[name] = record.session_id
+                    not_noted.append(replace(self.times.end_of_expired(record), story=""))
+                else:
                     rows[name] = self._row(record, name)
                     if record.attachment is not None:
                         connections[name] = record.attachment.connection_id
@@ -308,12 +318,14 @@ class Looks:
             await asyncio.sleep(min(0.05, self._latest))
         for name, connection_id in connections.items():
             rows[name].transport = _transport(connection_id, rows)
-        ends, made = last.ends, last.made
+        made = last.made
         if now - self._ends_at >= max(_ENDS_EVERY, last.took * _SHARE):
             found: Sequence[SessionEnd] = await self._asked(self.store.ends())
-            ends = [replace(each, story="") for each in found]
+            self._ends = [replace(each, story="") for each in found]
             made = await self._asked(self.store.made())
             self._ends_at = now
+        known = {each.session for each in self._ends}
+        ends = [*self._ends, *(each for each in not_noted if each.session not in known)]
         replicas = await self.fleet.look()
         listed = list(rows.values())
         newest = sorted(((at, each) for each, at in tasks.items()), reverse=True)
@@ -326,7 +338,7 @@ class Looks:
             )
         )
         return Look(
-            last.number + 1, now, listed, is_cut, False, newest, ends, made, replicas,
+            last.number + 1, now, listed, is_cut, False, newest, ends, expired, made, replicas,
             self._took, self._quickest, self._calls, list(self._history), by_digest=rows,
         )  # fmt: skip
 
@@ -349,21 +361,11 @@ class Looks:
             (client_name(record.client.peer) or "")[:_NAME],
             (principal_name(record.principal) or ANONYMOUS)[:_NAME],
             record.life.created_at,
-            self._used_at(record),
+            self.times.used_at(record),
             record.life.expires_at,
             record.fencing_epoch,
             len(record.client.subscriptions),
         )
-
-    def _used_at(self, record: SessionRecord) -> float | None:
-        life = record.life
-        if not math.isfinite(life.expires_at):
-            return None
-        used_at = life.expires_at - self._forget
-        if used_at < life.created_at and record.mode is not Mode.CONVERSATION:
-            # It was not used before it was made: sleep is switched off.
-            used_at = life.expires_at - self._idle
-        return used_at
 
 
 def _kind(connection_id: str) -> str | None:

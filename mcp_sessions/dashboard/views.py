@@ -14,8 +14,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 from mcp_sessions.core.ends import (
-    MOST_ENDS,
-    REMEMBERED_FOR,
     EndReason,
     SessionEnd,
     duration,
@@ -25,6 +23,7 @@ from mcp_sessions.core.story import Told, read, why_it_lives
 from mcp_sessions.core.task import TaskRecord
 from mcp_sessions.dashboard.looks import Fleet, Look, Numbers, Row
 from mcp_sessions.ids import EVENTS, GET_STREAM, SessionId, digest, replica_name
+from mcp_sessions.stores.ends_contract import why_unknown
 from mcp_sessions.stores.operator import OperatorStore
 from mcp_sessions.stores.whole_sessions import WholeSession
 
@@ -282,14 +281,15 @@ def live(row: Row, whole: WholeSession, look: Look) -> Values:
         if call.get("session") == row.digest
     ]
     is_attached = None if row.mode == "transport" else row.is_attached
-    why, _ = why_it_lives(record.story, is_attached=is_attached)
+    why, change = why_it_lives(record.story, is_attached=is_attached)
     return {
         "digest": row.digest,
         "is_live": True,
         "facts": facts,
         "related": related,
         "calls": calls,
-        "why": f"{why[0].upper()}{why[1:]}.",
+        "why": why,
+        "change": change,
         **story(record.story, record.life.created_at, None),
     }
 
@@ -317,7 +317,8 @@ def ended(end: SessionEnd, look: Look) -> Values:
         "facts": facts,
         "related": [],
         "calls": [],
-        "why": f"It ended {ago(look.at - end.at)} ago: {end}.",
+        "why": str(end),
+        "change": end.advice,
         **story(end.story, created_at, Told(end.at, "ended", {}, f"ended: {end}")),
     }
 
@@ -352,10 +353,9 @@ def _kind(entry: Told) -> str:
 
 def unknown(look: Look, name: str) -> Values:
     """Why nothing is known of a digest."""
-    days = round(REMEMBERED_FOR / 86_400)
     asked = sum(each.get("strangers", {}).get(name, 0) for each in look.replicas)
-    made = look.made
-    return {"digest": name, "days": days, "most": MOST_ENDS, "asked": asked, "made": made}
+    why = why_unknown(look.ends, look.made, now=look.at)
+    return {"digest": name, "asked": asked, "why": why}
 
 
 def of_client(name: str, look: Look) -> Values:

@@ -85,7 +85,8 @@ async def test_a_digest_that_nobody_knows_says_what_that_can_mean() -> None:
         await store.made(now=pages.looks.clock())
         said = await pages.get("/session/0123456789ab", status=404)
 
-        assert "No such session is there" in said and "This store is new since" in said
+        assert "No session 0123456789ab: none is there, and none has ended since" in said
+        assert "The store is new since then" in said
         await pages.get("/session/not-hexadecimal", status=404)
         await pages.get("/nothing", status=404)
 
