@@ -23,6 +23,7 @@ from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.server.cluster.replica_messages import Instruct
 from mcp_sessions.stores.ends_contract import IdleTimes, client_name, principal_name
 from mcp_sessions.stores.operator import OperatorStore
+from mcp_sessions.stores.probe import StoreSize
 from mcp_sessions.stores.records import SessionRecord
 
 EVERY = 2.0
@@ -45,6 +46,9 @@ _FRESH = 1.0
 
 _PATIENCE = 0.5
 """Seconds that a page waits for a look."""
+
+_FIRST = 500
+"""Sessions that a look has read when a page does not wait any more, if there are others."""
 
 _HISTORY = 150
 """Looks whose numbers are kept, for the lines of the first view."""
@@ -124,6 +128,9 @@ class Look:
     replicas: Sequence[Mapping[str, Any]] = ()
     """What each replica that answered said of itself."""
 
+    size: StoreSize | None = None
+    """With tasks, and sessions that expired. None: unknown."""
+
     took: float = 0.0
     """Seconds that the store took."""
 
@@ -195,6 +202,10 @@ class Looks:
         self.times = IdleTimes(policy.idle_timeout, policy.forget_after or FORGET_AFTER)
         self._last: Look | None = None
         self._pending: asyncio.Task[Look] | None = None
+        self._is_long: asyncio.Future[None]
+        """Done when the look that runs has read many sessions, and there are others."""
+
+        self._size: StoreSize | None = None
         self._ends: Sequence[SessionEnd] = ()
         self._ends_at = -math.inf
         self._history: deque[Numbers] = deque(maxlen=_HISTORY)
@@ -219,12 +230,16 @@ class Looks:
         last = self._last
         if last is not None and self.clock() - last.at < self._pause(last, _FRESH):
             return last
-        # A page comes soon, with what is known: the first look at many sessions takes a while.
-        await asyncio.wait({self._shared()}, timeout=_PATIENCE)
+        # A page comes soon, with what is known: a look at many sessions takes a while.
+        look = self._shared()
+        await asyncio.wait(
+            {look, self._is_long}, timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED
+        )
         if self._last is not None:
             return self._last
         rows = dict(self._so_far)
-        return Look(0, self.clock(), list(rows.values()), is_begun=True, by_digest=rows)
+        listed = list(rows.values())
+        return Look(0, self.clock(), listed, is_begun=True, size=self._size, by_digest=rows)
 
     async def whole(self) -> Look:
         """A look at all sessions, as new as :meth:`now` gives it."""
@@ -259,6 +274,7 @@ class Looks:
 
     def _shared(self) -> asyncio.Task[Look]:
         if self._pending is None or self._pending.done():
+            self._is_long = asyncio.get_running_loop().create_future()
             self._pending = asyncio.create_task(self._look())
         return self._pending
 
@@ -287,12 +303,13 @@ class Looks:
         now, self._calls, self._took, self._quickest = self.clock(), 0, 0.0, math.inf
         rows: dict[str, Row] = {}
         self._so_far = rows
+        self._size = await self._asked(self.store.size())
         expired: dict[str, SessionId] = {}
         not_noted: list[SessionEnd] = []
         tasks: dict[SessionId, float] = {}
         connections: dict[str, str] = {}
         after: str | None = None
-        is_cut = False
+        is_cut, count = False, 0
         while not is_cut:
             page = await self._asked(self.store.some_sessions(after, _PAGE))
             for record in page.records:
@@ -314,6 +331,11 @@ class Looks:
             if after is None:
                 break
             is_cut = len(rows) >= MOST_ROWS
+            count += len(page.records)
+            if count < _FIRST:
+                continue
+            if not self._is_long.done():
+                self._is_long.set_result(None)
             # Others have their turn, for as long as this page took.
             await asyncio.sleep(min(0.05, self._latest))
         for name, connection_id in connections.items():
@@ -339,7 +361,8 @@ class Looks:
         )
         return Look(
             last.number + 1, now, listed, is_cut, False, newest, ends, expired, made, replicas,
-            self._took, self._quickest, self._calls, list(self._history), by_digest=rows,
+            self._size, self._took, self._quickest, self._calls,
+            list(self._history), by_digest=rows,
         )  # fmt: skip
 
     def newer(self, record: SessionRecord, row: Row) -> Row:

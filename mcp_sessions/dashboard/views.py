@@ -117,7 +117,7 @@ def now(look: Look) -> Values:
     late = [end for end in look.ends if end.at > look.at - _HOUR]
     counts = _counts(look.replicas)
     return {
-        "sessions": len(rows),
+        "sessions": look.size.sessions if look.is_begun and look.size is not None else len(rows),
         "attached": sum(row.is_attached for row in rows),
         "modes": Counter(row.mode for row in rows).most_common(),
         "transports": Counter(row.transport for row in rows if row.is_attached).most_common(),

@@ -14,7 +14,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.encrypted import Sealable
 from mcp_sessions.stores.ends_contract import end_by_operator
-from mcp_sessions.stores.probe import Described, EngineFacts, Made, probe
+from mcp_sessions.stores.probe import Described, EngineFacts, Made, StoreSize, measure, probe
 from mcp_sessions.stores.records import SessionPage, SessionRecord
 from mcp_sessions.stores.urls import open_store, sqlite_file
 from mcp_sessions.stores.whole_sessions import WholeSession
@@ -32,6 +32,10 @@ class OperatorStore(Protocol):
 
     async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
         """See :meth:`~mcp_sessions.stores.contract.SessionStore.some_sessions`."""
+        ...
+
+    async def size(self) -> StoreSize | None:
+        """See :class:`~mcp_sessions.stores.probe.Sized`."""
         ...
 
     async def whole(self, session_id: SessionId) -> WholeSession | None:
@@ -155,6 +159,9 @@ class SharedStore:
 
     async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
         return await self._store.some_sessions(after, limit)
+
+    async def size(self) -> StoreSize | None:
+        return await measure(self._store)
 
     async def whole(self, session_id: SessionId) -> WholeSession | None:
         return await self._store.whole(session_id)

@@ -1,13 +1,14 @@
 """What the tests of the page share: a client of one dashboard, and sessions to look at."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
 
+from mcp_sessions.core.ends import SessionEnd, StoreMade
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.story import Entry
 from mcp_sessions.dashboard.application import Dashboard
@@ -18,6 +19,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.operator import SharedStore
+from mcp_sessions.stores.probe import StoreSize
 from mcp_sessions.stores.records import Peer, SessionPage, SessionRecord
 from mcp_sessions.testing import MakeStore
 
@@ -33,6 +35,20 @@ class CountingStore(SharedStore):
     def __init__(self, store: SessionStore) -> None:
         super().__init__(store, _nobody)
         self.pages: list[int] = []
+        self.others = 0
+        """Calls that ask for something else."""
+
+    async def size(self) -> StoreSize | None:
+        self.others += 1
+        return await super().size()
+
+    async def ends(self) -> Sequence[SessionEnd]:
+        self.others += 1
+        return await super().ends()
+
+    async def made(self) -> StoreMade | None:
+        self.others += 1
+        return await super().made()
 
     async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
         page = await super().some_sessions(after, limit)

@@ -1,7 +1,9 @@
 """The views over each store: what an operator reads, and what no answer contains."""
 
+import asyncio
 import hashlib
 import re
+import time
 import tomllib
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from mcp_sessions.dashboard.door import HEADERS
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from mcp_sessions.testing import MakeStore
 from tests.dashboard.pages import ALICE, Pages, attached, made, opened, pages_of
 from tests.stores.every_store import every_store
@@ -159,6 +162,26 @@ async def test_a_page_with_ten_thousand_sessions_is_read_in_small_pages_and_once
         assert max(pages.store.pages) <= 100
         assert sum(pages.store.pages) == 10_000
         assert max(map(len, texts)) < 40_000
+
+
+async def test_the_first_view_of_ten_thousand_sessions_reads_five_hundred(tmp_path: Path) -> None:
+    """It takes six calls of the store, and little of the processor. The rest follows live."""
+    async with opened(lambda: SQLiteStore(tmp_path / "many.db")) as store, pages_of(store) as pages:
+        for _ in range(100):
+            new = (
+                store.create(Mode.PROTOCOL, ALICE, peer=None, now=time.time()) for _ in range(100)
+            )
+            await asyncio.gather(*new)
+        began = time.process_time()
+        text = await pages.get()
+        used = time.process_time() - began
+
+        assert '>10,000</div><div class="label">sessions' in text
+        assert "counted from the first 500, and the page is still reading" in text
+        assert pages.store.pages == [100] * 5 and pages.store.others == 1
+        assert used < 0.3
+        look = await pages.looks.whole()
+        assert len(look.rows) == 10_000 and not look.is_begun
 
 
 async def test_nothing_is_asked_while_no_page_is_open() -> None:

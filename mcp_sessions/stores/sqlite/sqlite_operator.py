@@ -15,7 +15,7 @@ from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.ends_contract import end_by_operator
-from mcp_sessions.stores.probe import EngineFacts
+from mcp_sessions.stores.probe import EngineFacts, StoreSize
 from mcp_sessions.stores.records import SessionPage, SessionRecord
 from mcp_sessions.stores.sql.sql_store import unreadable
 from mcp_sessions.stores.sqlite import rows, schema, sqlite_ends
@@ -55,6 +55,9 @@ class SQLiteOperatorStore:
             return SessionPage(records, str(following) if len(found) == limit else None)
 
         return await asyncio.to_thread(self._read, work)
+
+    async def size(self) -> StoreSize | None:
+        return StoreSize(await asyncio.to_thread(self._read, rows.counted))
 
     async def whole(self, session_id: SessionId) -> WholeSession | None:
         def work(tx: Transaction) -> WholeSession | None:
