@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions.dashboard import views
 from mcp_sessions.dashboard.actions import Actions, cookie_of, set_cookie, token_of
@@ -265,32 +265,48 @@ class Dashboard:
             raise HTTPException(404, "there is no such view")
         if self._streams >= MOST_STREAMS:
             raise HTTPException(503, "too many pages are open")
-        # An error now is an answer of its own.
-        await self._made(request, view)
-        headers = {"x-accel-buffering": "no"}
-        return StreamingResponse(
-            self._events(request, view), media_type="text/event-stream", headers=headers
-        )
+        self._streams += 1
+        try:
+            # An error now is an answer of its own.
+            await self._made(request, view)
+        except BaseException:
+            self._streams -= 1
+            raise
+        return _Live(self._events(request, view), self._left)
+
+    def _left(self) -> None:
+        self._streams -= 1
 
     async def _events(self, request: Request, view: str) -> AsyncGenerator[str]:
         # The server reads one part, and the next one when the client has taken it.
-        self._streams += 1
+        shown, loop = "", asyncio.get_running_loop()
+        said_at = loop.time()
+        async for look in self._looks.changes(often=view == "session"):
+            page = await self._made(request, view, look)
+            text = self._templates.get_template("part.html").render(
+                self._values(request, view, page, cookie_of(request)[0])
+            )
+            if text != shown:
+                shown, said_at = text, loop.time()
+                yield "".join(f"data: {each}\n" for each in text.splitlines()) + "\n"
+            elif loop.time() - said_at >= _HEARTBEAT:
+                said_at = loop.time()
+                yield ": live\n\n"
+
+
+class _Live(StreamingResponse):
+    """Makes room for another page when it ends, also if its browser left before it began."""
+
+    def __init__(self, events: AsyncGenerator[str], left: Callable[[], None]) -> None:
+        headers = {"x-accel-buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._left = left
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            shown, loop = "", asyncio.get_running_loop()
-            said_at = loop.time()
-            async for look in self._looks.changes(often=view == "session"):
-                page = await self._made(request, view, look)
-                text = self._templates.get_template("part.html").render(
-                    self._values(request, view, page, cookie_of(request)[0])
-                )
-                if text != shown:
-                    shown, said_at = text, loop.time()
-                    yield "".join(f"data: {each}\n" for each in text.splitlines()) + "\n"
-                elif loop.time() - said_at >= _HEARTBEAT:
-                    said_at = loop.time()
-                    yield ": live\n\n"
+            await super().__call__(scope, receive, send)
         finally:
-            self._streams -= 1
+            self._left()
 
 
 def when(seconds: float) -> str:
