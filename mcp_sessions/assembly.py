@@ -320,7 +320,7 @@ class Assembly:
         )
         self.availability = availability = Availability()
         own = OwnFacts(
-            replica, self.connections, runner, availability, self.shell.name,
+            replica, self.connections, runner, availability, self.shell.name, self._gauges.read,
             self.external.children if self.external is not None else None,
         )  # fmt: skip
         self.fleet = Fleet(replica.bus, own.read)

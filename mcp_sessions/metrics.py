@@ -231,7 +231,8 @@ outboxes: dict[Unsent, None] = {}
 """The open buffers of this process."""
 
 
-def _read_outboxes() -> Iterator[Reading]:
+def read_outboxes() -> Iterator[Reading]:
+    """Read what all layers of this process share."""
     each = [(outbox.waiting, outbox.full) for outbox in list(outboxes)]
     yield Reading("waiting_messages", sum(waiting[0] for waiting, _ in each), ("for", "client"))
     yield Reading("waiting", sum(waiting[1] for waiting, _ in each), ("for", "client"))
@@ -262,7 +263,7 @@ def _observations(name: str, options: CallbackOptions) -> Iterable[Observation]:
     if not readers:
         return
     sums: dict[tuple[str, str] | None, float] = {}
-    for read in (_read_outboxes, *readers):
+    for read in (read_outboxes, *readers):
         for reading in read():
             if reading.gauge == name:
                 sums[reading.attribute] = sums.get(reading.attribute, 0) + reading.value

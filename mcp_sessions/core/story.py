@@ -174,6 +174,28 @@ def why_it_lives(story: str, *, is_attached: bool | None) -> tuple[str, str]:
     return f"{why}: {entry.text}", _ADVICE.get(entry.facts["why"], advice)
 
 
+def troubles(story: str, since: float) -> dict[str, int]:
+    """Return what went wrong since a time, and how often: words of :class:`Why`, ``refused`` for
+    requests, and ``not-replayed`` for a resume.
+
+    It is asked for each session of a store, so it makes no sentences.
+    """
+    found: dict[str, int] = {}
+    for line in story.splitlines():
+        match line.split(" "):
+            case [at, "detached", why, *_] if why in _ADVICE and float(at) >= since:
+                found[why] = found.get(why, 0) + 1
+            case [at, "refused", _, _, times, *_] if times.isdecimal() and float(at) >= since:
+                found["refused"] = found.get("refused", 0) + int(times)
+            case [at, "attached", _, _, _, _, position, _, _, _, refusal, *_] if (
+                NOTHING not in (position, refusal) and float(at) >= since
+            ):
+                found["not-replayed"] = found.get("not-replayed", 0) + 1
+            case _:
+                """It went well, or a newer release wrote it in another way."""
+    return found
+
+
 def last_method(story: str) -> str | None:
     """Return the last request before the session was detached last. None: it is not known."""
     entries = (each for each in reversed(read(story)[1]) if each.what == "detached")

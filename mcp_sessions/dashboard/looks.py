@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from mcp_sessions.core.ends import SessionEnd, StoreMade
 from mcp_sessions.core.life import has_come
 from mcp_sessions.core.states import Mode
+from mcp_sessions.core.story import troubles
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, digest, process_of, replica_name
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
@@ -49,6 +50,11 @@ _PATIENCE = 0.5
 
 _FIRST = 500
 """Sessions that a look has read when a page does not wait any more, if there are others."""
+
+HOUR = 3_600.0
+"""Seconds for which the first view looks back."""
+
+_MINUTE = 60.0
 
 _HISTORY = 150
 """Looks whose numbers are kept, for the lines of the first view."""
@@ -83,6 +89,8 @@ class Row:
     """How often it was attached."""
 
     subscriptions: int
+    troubles: Mapping[str, int]
+    """What went wrong in the last hour (:func:`~mcp_sessions.core.story.troubles`)."""
 
     @property
     def replica(self) -> str:
@@ -136,6 +144,12 @@ class Look:
 
     round_trip: float = 0.0
     """Seconds of the quickest call of the store."""
+
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What all replicas counted since somebody looks."""
+
+    rates: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The same, for a minute. Empty: there was no look before."""
 
     calls_of_store: int = 0
     history: Sequence[Numbers] = ()
@@ -209,6 +223,9 @@ class Looks:
         self._ends: Sequence[SessionEnd] = ()
         self._ends_at = -math.inf
         self._history: deque[Numbers] = deque(maxlen=_HISTORY)
+        self._counted: deque[tuple[float, Mapping[str, int]]] = deque()
+        """What was counted by the looks of the last minute, and by one before."""
+
         self._so_far: dict[str, Row] = {}
         """What the look that runs has by now."""
 
@@ -350,6 +367,9 @@ class Looks:
         ends = [*self._ends, *(each for each in not_noted if each.session not in known)]
         replicas = await self.fleet.look()
         listed = list(rows.values())
+        counts = Counter[str]()
+        for each in replicas:
+            counts.update(each.get("counts", {}))
         newest = sorted(((at, each) for each, at in tasks.items()), reverse=True)
         self._history.append(
             Numbers(
@@ -361,9 +381,20 @@ class Looks:
         )
         return Look(
             last.number + 1, now, listed, is_cut, False, newest, ends, expired, made, replicas,
-            self._size, self._took, self._quickest, self._calls,
-            list(self._history), by_digest=rows,
+            self._size, self._took, self._quickest, counts, self._rates(now, counts),
+            self._calls, list(self._history), by_digest=rows,
         )  # fmt: skip
+
+    def _rates(self, now: float, counts: Mapping[str, int]) -> Mapping[str, float]:
+        while len(self._counted) > 1 and self._counted[1][0] <= now - _MINUTE:
+            self._counted.popleft()
+        self._counted.append((now, counts))
+        at, before = self._counted[0]
+        if now <= at:
+            return {}
+        minutes = (now - at) / _MINUTE
+        # A replica that is gone takes what it counted with it.
+        return {each: max(0, counts[each] - before.get(each, 0)) / minutes for each in counts}
 
     def newer(self, record: SessionRecord, row: Row) -> Row:
         """A row of the last look, as its session is now."""
@@ -388,6 +419,7 @@ class Looks:
             record.life.expires_at,
             record.fencing_epoch,
             len(record.client.subscriptions),
+            troubles(record.story, self.clock() - HOUR),
         )
 
 

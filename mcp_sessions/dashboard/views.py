@@ -19,9 +19,9 @@ from mcp_sessions.core.ends import (
     duration,
 )
 from mcp_sessions.core.messages import encode
-from mcp_sessions.core.story import Told, read, why_it_lives
+from mcp_sessions.core.story import Told, Why, read, why_it_lives
 from mcp_sessions.core.task import TaskRecord
-from mcp_sessions.dashboard.looks import Fleet, Look, Numbers, Row
+from mcp_sessions.dashboard.looks import HOUR, Fleet, Look, Numbers, Row
 from mcp_sessions.ids import EVENTS, GET_STREAM, SessionId, digest, replica_name
 from mcp_sessions.stores.ends_contract import why_unknown
 from mcp_sessions.stores.operator import OperatorStore
@@ -30,7 +30,6 @@ from mcp_sessions.stores.whole_sessions import WholeSession
 PAGE = 50
 """Rows of a table on one page."""
 
-_HOUR = 3_600.0
 _TOP = 5
 _TASKS = 50
 """Tasks that are read and shown."""
@@ -57,6 +56,23 @@ SAID_OF_ENDS: Mapping[EndReason, str] = {
     EndReason.LIMIT: "it made room for another",
     EndReason.EMPTIED: "the store was emptied or replaced",
     EndReason.LOST: "its record was lost in the store",
+}
+
+
+SAID_OF_TROUBLES: Mapping[str, str] = {
+    Why.SLOW: "cut: its client took nothing",
+    Why.CREDENTIAL_EXPIRED: "cut: its credential expired",
+    Why.REPLICA_GONE: "its replica is gone",
+    "refused": "requests that a limit refused",
+    "not-replayed": "resumes without replay",
+}
+"""Each trouble of :func:`~mcp_sessions.core.story.troubles`."""
+
+
+SAID_OF_READINGS: Mapping[tuple[str, str], str] = {
+    ("waiting_messages", "client"): "Messages that wait for clients",
+    ("slow_clients", ""): "Clients whose buffer is full",
+    ("waiting_messages", "store"): "Messages that wait for the store",
 }
 
 
@@ -114,8 +130,7 @@ _FILTERS = ("client", "principal", "mode", "transport", "replica")
 
 def now(look: Look) -> Values:
     rows = look.rows
-    late = [end for end in look.ends if end.at > look.at - _HOUR]
-    counts = _counts(look.replicas)
+    late = [end for end in look.ends if end.at > look.at - HOUR]
     return {
         "sessions": look.size.sessions if look.is_begun and look.size is not None else len(rows),
         "attached": sum(row.is_attached for row in rows),
@@ -130,7 +145,12 @@ def now(look: Look) -> Values:
         "calls": sum(int(each.get("running", 0)) for each in look.replicas),
         "children": sum(len(each.get("children", ())) for each in look.replicas),
         "tasks": len(look.tasks),
-        "counts": counts,
+        "counts": [
+            (what, count, round(look.rates.get(what, 0)))
+            for what, count in Counter(look.counts).most_common()
+        ],
+        "troubles": _troubles(rows),
+        "readings": _readings(look.replicas),
         "strangers": strangers(look),
         "lines": [
             ("Sessions", line([each.sessions for each in look.history])),
@@ -145,12 +165,23 @@ def _calls(history: Sequence[Numbers]) -> list[int]:
     return [each.calls for each in history]
 
 
-def _counts(replicas: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    """What was counted in all replicas, the most frequent first."""
-    total = Counter[str]()
+def _troubles(rows: Sequence[Row]) -> list[tuple[str, str, int]]:
+    """Sessions, what went wrong with each, and how often."""
+    found = [
+        (row.digest, SAID_OF_TROUBLES[trouble], count)
+        for row in rows
+        for trouble, count in row.troubles.items()
+    ]
+    return sorted(found, key=lambda each: -each[2])[: 2 * _TOP]
+
+
+def _readings(replicas: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    """What waits in all replicas now."""
+    total = Counter[tuple[str, str]]()
     for each in replicas:
-        total.update(each.get("counts", {}))
-    return total.most_common()
+        for gauge, value, of in each.get("readings", ()):
+            total[gauge, of] += round(value)
+    return [(text, total[each]) for each, text in SAID_OF_READINGS.items()]
 
 
 def strangers(look: Look) -> list[tuple[str, int]]:

@@ -11,6 +11,7 @@ from mcp_sessions.core.story import (
     outcome,
     read,
     told,
+    troubles,
     why_it_lives,
 )
 from mcp_sessions.ids import LogEpoch, Position
@@ -112,6 +113,26 @@ def test_a_session_that_lives_says_who_has_it(
     for number, text in enumerate(moves):
         story = told(story, float(number), text)
     assert why_it_lives(story, is_attached=is_attached)[0] == why
+
+
+def test_what_went_wrong_is_counted_since_a_time() -> None:
+    story = ""
+    for at, text in (
+        (1, "detached slow here"),
+        (5, "attached http here started free - 0 0 0 -"),
+        (6, "detached slow here tools/call"),
+        (7, "detached closed here"),
+        (8, "attached http here resumed free 3 40 0 30 evicted"),
+        (9, "attached http here resumed free - 40 0 30 no_position"),
+        (10, "refused max_running_requests tools/call 40"),
+        (11, "refused max_running_requests tools/list 2"),
+        (12, "asked elicitation/create 45"),
+        (13, "a-word-of-a-newer-release"),
+    ):
+        story = told(story, float(at), text)
+
+    assert troubles(story, 5.0) == {"slow": 1, "not-replayed": 1, "refused": 42}
+    assert troubles(story, 99.0) == {} and troubles("+12\n", 0.0) == {}
 
 
 def test_a_replica_that_has_no_name_is_left_out() -> None:

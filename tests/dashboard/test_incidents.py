@@ -3,7 +3,9 @@
 A client that names a dead id is in ``test_of_layer.py``.
 """
 
+import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,10 +32,10 @@ class Replicas:
     hint = ""
 
     def __init__(self, *said: Mapping[str, Any], alive: bool = True) -> None:
-        self._said, self._alive = said, alive
+        self.said, self._alive = said, alive
 
     async def look(self) -> Sequence[Mapping[str, Any]]:
-        return self._said
+        return self.said
 
     async def is_alive(self, process: str) -> bool | None:
         return self._alive
@@ -45,8 +47,7 @@ class Replicas:
 async def told(store: SessionStore, text: str) -> str:
     """The digest of a session with an entry in its story."""
     session_id = await made(store)
-    now = 1_790_000_000.0
-    assert await store.change(session_id, Tell([Entry(now, text)]))
+    assert await store.change(session_id, Tell([Entry(time.time(), text)]))
     return digest(session_id)
 
 
@@ -85,23 +86,51 @@ async def test_a_store_that_was_emptied_is_the_first_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "said", "overview"),
     [
-        (detaches(0, Why.SLOW, "abcdefgh").text, "detached at replica abcdefgh: slow"),
-        (detaches(0, Why.CREDENTIAL_EXPIRED, "abcdefgh").text, "abcdefgh: credential-expired"),
+        (
+            detaches(0, Why.SLOW, "abcdefgh").text,
+            "detached at replica abcdefgh: slow",
+            r"cut: its client took nothing</span><b>1<",
+        ),
+        (
+            detaches(0, Why.CREDENTIAL_EXPIRED, "abcdefgh").text,
+            "abcdefgh: credential-expired",
+            r"cut: its credential expired</span><b>1<",
+        ),
         (
             "attached http abcdefgh resumed free 3 40 0 30 evicted",
             "from event 3: nothing replayed (evicted); events up to 30 were evicted",
+            r"resumes without replay</span><b>1<",
         ),
-        ("asked elicitation/create 45", "elicitation/create waited for its client for 45s"),
+        (
+            "asked elicitation/create 45",
+            "elicitation/create waited for its client for 45s",
+            r"no live session was cut or refused",
+        ),
     ],
     ids=["a slow reader", "an expired credential", "a window too small", "a proxy that buffers"],
 )
-async def test_the_story_of_a_session_says_it(text: str, said: str) -> None:
+async def test_the_story_of_a_session_says_it(text: str, said: str, overview: str) -> None:
     async with opened(MemoryStore) as store, pages_of(store) as pages:
         name = await told(store, text)
 
+        now = await pages.get()
+        assert re.search(overview, now) and (f"/session/{name}" in now) == ("cut or ref" not in now)
         assert said in await pages.get(f"/session/{name}")
+
+
+async def test_what_is_counted_has_a_rate() -> None:
+    """An eviction a minute is not what a flood of them is."""
+    before = {"Sessions over (protocol, evicted)": 100}
+    replicas = Replicas({"name": "abcdefgh", "process": PROCESS, "counts": before})
+    async with opened(MemoryStore) as store, pages_of(store, replicas) as pages:
+        now = pages.looks.clock()
+        pages.looks.clock = lambda: now
+        assert "evicted)</span><b>100<" in await pages.get()
+        pages.looks.clock = lambda: now + 30
+        replicas.said = ({**replicas.said[0], "counts": {next(iter(before)): 120}},)
+        assert "evicted) · 40 a minute</span><b>120<" in await pages.get()
 
 
 async def test_a_clock_that_is_an_hour_off_is_the_first_line() -> None:
@@ -117,4 +146,4 @@ async def test_a_command_that_crashes_at_each_start_is_counted() -> None:
         await client.get("/sessions/")
         await client.post("/mcp", json=INITIALIZE, headers=ACCEPT)
 
-        await seen(client, "/sessions/", r"that were begun \(failed\)</span><b>[1-9]")
+        await seen(client, "/sessions/", r"that were begun \(failed\)[^<]*</span><b>[1-9]")

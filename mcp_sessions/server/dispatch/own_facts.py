@@ -25,6 +25,10 @@ _CHILDREN = 200
 """Processes that are named."""
 
 
+_READINGS = ("waiting_messages", "slow_clients")
+"""Gauges that the page shows."""
+
+
 class Described(Protocol):
     """The processes behind the layer."""
 
@@ -42,6 +46,7 @@ class OwnFacts:
     _title: str
     """Name of the wrapped server."""
 
+    _gauges: metrics.Read
     _children: Described | None
     _started: float = field(init=False)
     _clock: Callable[[], float] = field(init=False)
@@ -81,6 +86,11 @@ class OwnFacts:
                 for each in running[:_CALLS]
             ],
             "children": children,
+            "readings": [
+                [each.gauge, each.value, each.attribute[1] if each.attribute else ""]
+                for each in (*metrics.read_outboxes(), *self._gauges())
+                if each.gauge in _READINGS
+            ],
             "counts": metrics.tally(),
             "strangers": replica.strangers.counts(),
         }
