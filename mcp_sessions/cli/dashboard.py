@@ -93,11 +93,18 @@ async def _serve(options: argparse.Namespace, lock: Lock | None) -> None:
         # A SQLite file that is missing is an error now, and not on the page.
         await store.made()
         fleet, leave = await _fleet_of(store)
-        looks = Looks(store, fleet, policy=policy, clock=time.time)
+        looks = Looks(
+            store, fleet, policy=policy, clock=time.time, is_leaving=lambda: server.should_exit
+        )
         app = locked(
             Dashboard(looks, title=types.redacted(options.store), actions=options.actions).app(),
             lock,
         )
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_graceful_shutdown=3,
+            server_header=False, limit_concurrency=200, proxy_headers=False,
+        )  # fmt: skip
+        server = uvicorn.Server(config)
         with listening_socket(options.host, options.port) as sock:
             host = f"[{options.host}]" if ":" in options.host else options.host
             print(
@@ -106,11 +113,7 @@ async def _serve(options: argparse.Namespace, lock: Lock | None) -> None:
                 file=sys.stderr,
                 flush=True,
             )
-            config = uvicorn.Config(
-                app, log_level="warning", access_log=False, timeout_graceful_shutdown=1,
-                server_header=False, limit_concurrency=200, proxy_headers=False,
-            )  # fmt: skip
-            await uvicorn.Server(config).serve(sockets=[sock])
+            await server.serve(sockets=[sock])
     finally:
         await leave()
 

@@ -9,9 +9,10 @@ import asyncio
 import hashlib
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
@@ -34,8 +35,19 @@ except ModuleNotFoundError:
         "the page needs Jinja2: pip install 'mcp-sessions[dashboard]'"
     ) from None
 
+T = TypeVar("T")
+
 MOST_STREAMS = 32
 """Pages that are kept up to date at once. The others are whole, and not live."""
+
+STREAM_LASTS = 60.0
+"""Seconds after which a page asks again to be kept up to date. Its credential may have ended."""
+
+_TO_READ = 30.0
+"""Seconds more, after which a reader that takes nothing is cut off."""
+
+MOST_WAITING = 100
+"""Pages that wait to be made. One more is refused."""
 
 _HEARTBEAT = 15.0
 """Seconds after which a page that does not change hears that it is live."""
@@ -90,6 +102,7 @@ class Dashboard:
         self._looks, self._title = looks, title
         self._actions = Actions(looks) if actions else None
         self._streams = 0
+        self._turns, self._reads = Turns(1), Turns(4)
         self._templates = Environment(
             loader=PackageLoader("mcp_sessions.dashboard"),
             autoescape=True,
@@ -129,7 +142,8 @@ class Dashboard:
     async def _answer(self, request: Request, view: str) -> Response:
         page = await self._made(request, view)
         cookie, is_new = cookie_of(request)
-        answer = HTMLResponse(self._whole(request, view, page, cookie), page.status)
+        text = await self._turns.made(lambda: self._whole(request, view, page, cookie))
+        answer = HTMLResponse(text, page.status)
         if self._actions is not None and is_new:
             set_cookie(request, answer, cookie)
         return answer
@@ -142,19 +156,10 @@ class Dashboard:
                 raise HTTPException(413, "that is no name of a session")
         given = parse_qs(body.decode("utf-8", "replace")).get("name", [""])[0].strip()
         look = await self._looks.whole()
-        root = _root(request)
-        if _DIGITS.fullmatch(given):
-            known = {*look.by_digest, *(end.session for end in look.ends)}
-            found = [each for each in known if each.startswith(given)]
-            name = found[0] if len(found) == 1 else given
-            return RedirectResponse(f"{root}/session/{name}", 303)
-        if any(given.lower() in _names(each) for each in _clients(look)):
-            # A client's name is in the page anyway.
-            return RedirectResponse(
-                f"{root}/session/client?{views.urlencode({'name': given})}", 303
-            )
-        # It may be an id, which is a credential: only its digest goes on.
-        return RedirectResponse(f"{root}/session/{digest(given)}", 303)
+        # A name of a client is in the page anyway. All else may be an id, which is a credential:
+        # only its digest goes on.
+        where = await self._turns.made(lambda: _found(given, look)) or digest(given)
+        return RedirectResponse(f"{_root(request)}/session/{where}", 303)
 
     async def _static(self, request: Request) -> Response:
         found = self._files.get(request.path_params["name"])
@@ -172,27 +177,32 @@ class Dashboard:
         query = request.query_params
         match view:
             case "now":
-                return Page("now.html", "Now", {"look": look, **views.now(look)})
+                values = await self._turns.made(lambda: views.now(look))
+                return Page("now.html", "Now", {"look": look, **values})
             case "sessions":
                 chosen = views.Filter.of(query, look)
-                values = {"look": look, **views.sessions(look, chosen)}
+                values = await self._turns.made(lambda: views.sessions(look, chosen))
+                values = {"look": look, **values}
                 asked = f"?{chosen.query(page=chosen.page)}"
                 return Page("sessions.html", "Sessions", values, query=asked)
             case "ended":
-                values = {"look": look, **views.ends(look, query)}
+                values = await self._turns.made(lambda: views.ends(look, query))
+                values = {"look": look, **values}
                 asked = f"?reason={values['reason']}&page={values['page']}"
                 return Page("ended.html", "Ended sessions", values, query=asked)
             case "replicas":
-                values = await views.replicas(look, self._looks.fleet)
+                async with self._reads:
+                    values = await views.replicas(look, self._looks.fleet)
                 return Page("replicas.html", "Replicas", {"look": look, **values})
             case "servers":
                 return Page("servers.html", "Servers", {"look": look, **views.servers(look)})
             case "tasks":
-                values = await self._stored(views.tasks(look, self._looks.store), {})
+                async with self._reads:
+                    values = await self._stored(views.tasks(look, self._looks.store), {})
                 return Page(
                     "tasks.html", "Tasks", {"look": look, "tasks": [], "count": 0, **values}
                 )
-            case "session":
+            case "session" if "name" in request.path_params:
                 return await self._session(request, look)
             case _:
                 raise HTTPException(404, "there is no such view")
@@ -201,9 +211,10 @@ class Dashboard:
         name = request.path_params["name"]
         if name == "client":
             wanted = request.query_params.get("name", "")[:100]
-            if not any(wanted.lower() in _names(each) for each in _clients(look)):
+            values = await self._turns.made(lambda: views.of_client(wanted, look))
+            if not values["rows"] and not values["ends"]:
                 raise HTTPException(404, "no client is called so")
-            values = {"look": look, **views.of_client(wanted, look)}
+            values = {"look": look, **values}
             asked = f"?{views.urlencode({'name': wanted})}"
             return Page("client.html", f"Client {wanted}", values, query=asked)
         if not _DIGITS.fullmatch(name):
@@ -214,17 +225,23 @@ class Dashboard:
         row = look.by_digest.get(name)
         session_id = row.session_id if row is not None else look.expired.get(name)
         if session_id is not None:
-            whole = await self._stored(self._looks.store.whole(session_id), None)
+            async with self._reads:
+                whole = await self._stored(self._looks.store.whole(session_id), None)
             if whole is not None and row is not None:
                 values = views.live(self._looks.newer(whole.record, row), whole, look)
                 return Page("session.html", title, {"look": look, **values})
             if whole is not None:
                 values = views.ended(self._looks.times.end_of_expired(whole.record), look)
                 return Page("session.html", title, {"look": look, **values})
-        # Only now: the stories of all ends are long.
-        for end in reversed(await self._stored(self._looks.store.ends(), ())):
+            # It ended since.
+            look = replace(look, ends=await self._stored(self._looks.newest_ends(), look.ends))
+        return await self._turns.made(lambda: self._gone(name, title, look))
+
+    def _gone(self, name: str, title: str, look: Look) -> Page:
+        for end in reversed(look.ends):
             if end.session.startswith(name):
                 return Page("session.html", title, {"look": look, **views.ended(end, look)})
+        self._looks.want_ends()
         alike = [each for each in look.by_digest if each.startswith(name)]
         values = {"look": look, "alike": alike[:20], **views.unknown(look, name)}
         return Page("unknown.html", title, values, 404)
@@ -265,14 +282,15 @@ class Dashboard:
             raise HTTPException(404, "there is no such view")
         if self._streams >= MOST_STREAMS:
             raise HTTPException(503, "too many pages are open")
+        # Counted before the first wait: many may come at once.
         self._streams += 1
         try:
             # An error now is an answer of its own.
             await self._made(request, view)
         except BaseException:
-            self._streams -= 1
+            self._left()
             raise
-        return _Live(self._events(request, view), self._left)
+        return Live(self._events(request, view), self._left)
 
     def _left(self) -> None:
         self._streams -= 1
@@ -280,33 +298,88 @@ class Dashboard:
     async def _events(self, request: Request, view: str) -> AsyncGenerator[str]:
         # The server reads one part, and the next one when the client has taken it.
         shown, loop = "", asyncio.get_running_loop()
-        said_at = loop.time()
-        async for look in self._looks.changes(often=view == "session"):
-            page = await self._made(request, view, look)
-            text = self._templates.get_template("part.html").render(
-                self._values(request, view, page, cookie_of(request)[0])
-            )
-            if text != shown:
-                shown, said_at = text, loop.time()
-                yield "".join(f"data: {each}\n" for each in text.splitlines()) + "\n"
-            elif loop.time() - said_at >= _HEARTBEAT:
-                said_at = loop.time()
-                yield ": live\n\n"
+        began_at = said_at = loop.time()
+        async with aclosing(self._looks.changes(often=view == "session")) as looks:
+            async for look in looks:
+                try:
+                    text = await self._part(request, view, look)
+                except HTTPException:
+                    # The page asks again, and is told why.
+                    return
+                if text != shown:
+                    shown, said_at = text, loop.time()
+                    yield "".join(f"data: {each}\n" for each in text.splitlines()) + "\n"
+                elif loop.time() - said_at >= _HEARTBEAT:
+                    said_at = loop.time()
+                    yield ": live\n\n"
+                if loop.time() - began_at >= STREAM_LASTS:
+                    return
+
+    async def _part(self, request: Request, view: str, look: Look) -> str:
+        page = await self._made(request, view, look)
+        cookie, _ = cookie_of(request)
+        template = self._templates.get_template("part.html")
+        values = self._values(request, view, page, cookie)
+        return await self._turns.made(lambda: template.render(values))
 
 
-class _Live(StreamingResponse):
-    """Makes room for another page when it ends, also if its browser left before it began."""
+class Live(StreamingResponse):
+    """The changes of a page.
+
+    Args:
+        left: Called when it has ended, in whatever way.
+    """
 
     def __init__(self, events: AsyncGenerator[str], left: Callable[[], None]) -> None:
-        headers = {"x-accel-buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
+        super().__init__(
+            events, media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+        )
         self._left = left
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STREAM_LASTS + _TO_READ):
+                    await super().__call__(scope, receive, send)
         finally:
             self._left()
+
+
+class Turns:
+    """Let few pages be made at once, so that a flood of them leaves their time to calls.
+
+    Args:
+        at_once: Pages.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._free = asyncio.Semaphore(at_once)
+        self._waiting = 0
+
+    async def __aenter__(self) -> None:
+        if self._waiting >= MOST_WAITING:
+            raise HTTPException(503, "too many pages are asked for at once")
+        self._waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self._waiting -= 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._free.release()
+
+    async def made(self, make: Callable[[], T]) -> T:
+        """Return what a step without waits makes. For as long as it took, others have their turn.
+
+        Raises:
+            HTTPException: 503, too many wait.
+        """
+        loop = asyncio.get_running_loop()
+        async with self:
+            began = loop.time()
+            found = make()
+            await asyncio.sleep(loop.time() - began)
+            return found
 
 
 def when(seconds: float) -> str:
@@ -317,6 +390,17 @@ def when(seconds: float) -> str:
 
 def _root(request: Request) -> str:
     return request.scope.get("root_path", "").rstrip("/")
+
+
+def _found(given: str, look: Look) -> str | None:
+    """The rest of the path to what somebody looks for; None: no digest and no client is so."""
+    if _DIGITS.fullmatch(given):
+        known = {*look.by_digest, *(end.session for end in look.ends)}
+        found = [each for each in known if each.startswith(given)]
+        return found[0] if len(found) == 1 else given
+    if given and any(given.lower() in _names(each) for each in _clients(look)):
+        return f"client?{views.urlencode({'name': given})}"
+    return None
 
 
 def _clients(look: Look) -> set[str]:

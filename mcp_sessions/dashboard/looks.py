@@ -34,7 +34,12 @@ _SHARE = 5
 """Times as long as a look took, the next one waits."""
 
 _ENDS_EVERY = 10.0
-"""Seconds between two looks at how sessions ended, at least."""
+"""Seconds between two looks at how sessions ended, at least. :data:`EVERY` while somebody looks for
+one that is not there yet."""
+
+_SHARE_OF_ENDS = 20
+"""Times as long as it took to read the ends, the next time waits: with their stories, ten thousand
+are long, and a store may answer nobody else meanwhile."""
 
 _PAGE = 100
 """Sessions that the store is asked for at once."""
@@ -50,6 +55,9 @@ _PATIENCE = 0.5
 
 _FIRST = 500
 """Sessions that a look has read when a page does not wait any more, if there are others."""
+
+_NOTICED = 0.5
+"""Seconds after which a page that is open notices that the process leaves."""
 
 HOUR = 3_600.0
 """Seconds for which the first view looks back."""
@@ -127,7 +135,7 @@ class Look:
     """When each task was made, and its id. Newest first."""
 
     ends: Sequence[SessionEnd] = ()
-    """Without their stories, oldest first. Those that no server has noted are the last ones."""
+    """Oldest first. Those that no server has noted are the last ones, without their stories."""
 
     expired: Mapping[str, SessionId] = field(default_factory=dict[str, SessionId], repr=False)
     """Sessions whose time has passed, and that no server has ended yet. By digest."""
@@ -202,6 +210,7 @@ class Looks:
     Args:
         policy: The times that tell when a session was used.
         clock: Seconds since 1970.
+        is_leaving: Says whether the process is about to stop. No page is kept up to date then.
     """
 
     def __init__(
@@ -211,9 +220,11 @@ class Looks:
         *,
         policy: SessionPolicy,
         clock: Callable[[], float],
+        is_leaving: Callable[[], bool],
     ) -> None:
         self.store, self.fleet, self.clock = store, fleet, clock
         self.times = IdleTimes(policy.idle_timeout, policy.forget_after or FORGET_AFTER)
+        self._is_leaving = is_leaving
         self._last: Look | None = None
         self._pending: asyncio.Task[Look] | None = None
         self._is_long: asyncio.Future[None]
@@ -221,7 +232,9 @@ class Looks:
 
         self._size: StoreSize | None = None
         self._ends: Sequence[SessionEnd] = ()
+        self._ends_pending: asyncio.Task[Sequence[SessionEnd]] | None = None
         self._ends_at = -math.inf
+        self._ends_every, self._ends_took = _ENDS_EVERY, 0.0
         self._history: deque[Numbers] = deque(maxlen=_HISTORY)
         self._counted: deque[tuple[float, Mapping[str, int]]] = deque()
         """What was counted by the looks of the last minute, and by one before."""
@@ -263,8 +276,29 @@ class Looks:
         look = await self.now()
         return await asyncio.shield(self._shared()) if look.is_begun else look
 
+    async def newest_ends(self) -> Sequence[SessionEnd]:
+        """How sessions ended, as the store says now. All who ask meanwhile share the answer.
+
+        Raises:
+            StoreUnavailable: The store does not say it.
+        """
+        if self._ends_pending is None or self._ends_pending.done():
+            self._ends_pending = asyncio.create_task(self._read_ends())
+        return await asyncio.shield(self._ends_pending)
+
+    async def _read_ends(self) -> Sequence[SessionEnd]:
+        began = asyncio.get_running_loop().time()
+        self._ends_every, self._ends_at = _ENDS_EVERY, self.clock()
+        self._ends = await self.store.ends()
+        self._ends_took = asyncio.get_running_loop().time() - began
+        return self._ends
+
+    def want_ends(self) -> None:
+        """Let the next look read how sessions ended: somebody looks for an end."""
+        self._ends_every = EVERY
+
     async def changes(self, *, often: bool = False) -> AsyncGenerator[Look]:
-        """Each look from now on, as long as somebody reads this.
+        """Each look from now on, as long as somebody reads this and the process does not leave.
 
         Args:
             often: Also the one before again, every two seconds: the reader looks at one session.
@@ -277,13 +311,25 @@ class Looks:
                 if look.is_begun:
                     look = await self.whole()
                     yield look
-                await asyncio.sleep(EVERY if often else self._pause(look, EVERY))
+                if not await self._has_passed(EVERY if often else self._pause(look, EVERY)):
+                    return
                 newest = await self.now()
                 if often or newest.number != look.number:
                     yield newest
                 look = newest
         finally:
             self._watchers -= 1
+
+    async def _has_passed(self, seconds: float) -> bool:
+        """Wait; False as soon as the process leaves: it waits for whoever still reads."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while not self._is_leaving():
+            left = until - loop.time()
+            if left <= 0:
+                return True
+            await asyncio.sleep(min(left, _NOTICED))
+        return False
 
     @staticmethod
     def _pause(look: Look, least: float) -> float:
@@ -358,11 +404,9 @@ class Looks:
         for name, connection_id in connections.items():
             rows[name].transport = _transport(connection_id, rows)
         made = last.made
-        if now - self._ends_at >= max(_ENDS_EVERY, last.took * _SHARE):
-            found: Sequence[SessionEnd] = await self._asked(self.store.ends())
-            self._ends = [replace(each, story="") for each in found]
+        if now - self._ends_at >= max(self._ends_every, self._ends_took * _SHARE_OF_ENDS):
+            await self._asked(self.newest_ends())
             made = await self._asked(self.store.made())
-            self._ends_at = now
         known = {each.session for each in self._ends}
         ends = [*self._ends, *(each for each in not_noted if each.session not in known)]
         replicas = await self.fleet.look()

@@ -30,6 +30,7 @@ def dashboard_of(parts: Assembly, allows: Allows | None, *, actions: bool) -> AS
         parts.fleet,
         policy=parts.policy,
         clock=parts.clock,
+        is_leaving=lambda: parts.availability.is_leaving,
     )
     title = f"{parts.shell.name}, {getattr(parts.store, 'inner', parts.store).name} store"
     app = Running(Dashboard(looks, title=title, actions=actions).app(), parts.availability)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
 import httpx2
 
 from mcp_sessions.core.ends import SessionEnd, StoreMade
@@ -30,7 +31,7 @@ PROCESS = "process-v1-abcdefgh1234"
 
 
 class CountingStore(SharedStore):
-    """Counts what the page asks of the store."""
+    """Counts what the page asks of the store. It can be made to wait."""
 
     def __init__(self, store: SessionStore) -> None:
         super().__init__(store, _nobody)
@@ -38,12 +39,17 @@ class CountingStore(SharedStore):
         self.others = 0
         """Calls that ask for something else."""
 
+        self.ends_read = 0
+        self.may_answer = anyio.Event()
+        self.may_answer.set()
+
     async def size(self) -> StoreSize | None:
         self.others += 1
         return await super().size()
 
     async def ends(self) -> Sequence[SessionEnd]:
         self.others += 1
+        self.ends_read += 1
         return await super().ends()
 
     async def made(self) -> StoreMade | None:
@@ -51,6 +57,7 @@ class CountingStore(SharedStore):
         return await super().made()
 
     async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
+        await self.may_answer.wait()
         page = await super().some_sessions(after, limit)
         self.pages.append(len(page.records))
         return page
@@ -67,6 +74,9 @@ class Pages:
     client: httpx2.AsyncClient
     looks: Looks
     store: CountingStore
+    leaving: list[bool]
+    """Not empty: the process is about to stop."""
+
     bodies: list[str] = field(default_factory=list[str])
     """Each answer so far, with its headers."""
 
@@ -87,11 +97,15 @@ class Pages:
 @asynccontextmanager
 async def pages_of(store: SessionStore, fleet: Fleet | None = None) -> AsyncGenerator[Pages]:
     counting = CountingStore(store)
-    looks = Looks(counting, fleet or NoFleet(), policy=ROOMY, clock=time.time)
+    leaving: list[bool] = []
+    looks = Looks(
+        counting, fleet or NoFleet(), policy=ROOMY, clock=time.time,
+        is_leaving=lambda: bool(leaving),
+    )  # fmt: skip
     app = locked(Dashboard(looks, title="the store").app(), None)
     transport = httpx2.ASGITransport(app=app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://localhost:8090") as client:
-        yield Pages(client, looks, counting)
+        yield Pages(client, looks, counting, leaving)
 
 
 @asynccontextmanager

@@ -178,7 +178,8 @@ async def test_the_first_view_of_ten_thousand_sessions_reads_five_hundred(tmp_pa
 
         assert '>10,000</div><div class="label">sessions' in text
         assert "counted from the first 500, and the page is still reading" in text
-        assert pages.store.pages == [100] * 5 and pages.store.others == 1
+        # The look goes on while the page is rendered.
+        assert 5 <= len(pages.store.pages) < 50 and pages.store.others == 1
         assert used < 0.3
         look = await pages.looks.whole()
         assert len(look.rows) == 10_000 and not look.is_begun
