@@ -85,6 +85,8 @@ def choices(step: Json) -> Iterator[Choice]:
             yield (clause,)
     if "code" in step:
         yield ("WSS15",)
+        if step["code"] == 1012:
+            yield ("WSS17",)
 
 
 def _of_error(error: Json) -> Iterator[Choice]:

@@ -218,6 +218,8 @@ one-endpoint-both-eras: one-era
 a-foreign-origin-is-refused: no-origin-check
 a-foreign-origin-is-refused-in-the-modern-era: no-origin-check
 events-wait-for-a-listen: only-live
+list-changes-wait-for-a-listen: only-live
+a-listen-without-a-session-hears-a-change-once: decorates-plain
 what-follows-create-waits: only-live
 a-listen-without-a-session-gets-no-events: decorates-plain
 the-acknowledgement-comes-first: late-acknowledgement
@@ -241,6 +243,7 @@ no-other-subprotocol-is-selected: wrong-subprotocol
 messages-are-text-frames: binary-frames
 a-binary-frame-closes-1003: closes-1011
 a-huge-message-closes-1009: closes-1011
+a-large-message-is-served: drops-more-than-64-kib
 a-foreign-origin-gets-no-websocket: no-origin-check
 compression-is-not-negotiated: compresses
 malformed-frames-are-answered: drops-malformed
@@ -408,6 +411,7 @@ a-modern-delete-on-a-connections-id-is-a-conflict: no-modes
 a-position-is-good-twice: forgets-on-drop
 a-priming-event-is-a-position: no-priming
 a-position-of-no-shape-is-lost: silent-eviction
+a-place-beyond-the-last-is-lost: no-list-changes
 a-connections-subscriptions-outlive-its-stream: no-plain-messages
 a-subscription-id-has-its-type: one-subscription-id
 the-list-filter-outlives-its-stream: unfiltered-lists

@@ -35,6 +35,7 @@ HTM11: mismatch-is-another-code by another-session-in-the-header-is-refused
 END6: hides-what-began by a-request-that-began-says-so
 END6: always-started by a-request-that-began-says-so
 ERR14: names-a-stranger by a-foreign-session-is-not-found at http/handshake
+ERR14: lists-connections by a-foreign-connection-has-one-answer
 EVT1: first-session-only by a-change-is-received-once-per-session
 EVT1: in-every-session by updates-reach-who-subscribed
 EVT1: no-list-changes by list-changes-reach-every-session
@@ -318,6 +319,7 @@ WSS2: wrong-subprotocol by no-other-subprotocol-is-selected
 WSS3: binary-frames by messages-are-text-frames
 WSS3: closes-1011 by a-binary-frame-closes-1003
 WSS5: closes-1011 by a-huge-message-closes-1009
+WSS5: drops-more-than-64-kib by a-large-message-is-served
 SEC9: no-origin-check by a-foreign-origin-gets-no-websocket
 WSS7: 401-is-200 by a-bad-credential-gets-no-websocket
 WSS7: 400-is-404 by two-credentials-are-refused
@@ -329,6 +331,9 @@ WSS12: no-subscription-id by a-listen-adds-its-id
 WSS13: answers-after-replay by resume-answers-before-it-replays
 WSS14: drops-malformed by malformed-frames-are-answered
 WSS15: closes-1011 by a-binary-frame-closes-1003
+WSS18: 401-is-200 by a-bad-credential-gets-no-websocket
+WSS18: no-host-check by a-foreign-host-gets-no-websocket
+WSS18: no-origin-check by a-foreign-origin-gets-no-websocket
 WSS19: cancelled-listen-is-silent by a-cancelled-listen-is-answered
 WSS19: old-listen-continues by a-listen-that-is-replaced-is-answered
 WSS19: old-listen-fails by a-listen-whose-session-leaves-is-answered

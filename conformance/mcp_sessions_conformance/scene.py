@@ -138,16 +138,19 @@ class Scene:
     def given(self, peer: Peer, issued: str) -> None:
         self.here.issued.setdefault(issued, self.principals[peer.name])
 
-    def check_secrets(self, peer: Peer, sent: Sent, error: Any) -> None:
+    def check_secrets(self, peer: Peer, method: str, asked: Any, error: Any) -> None:
         """Check that an error names nothing that another principal was given (ERR14).
+
+        Args:
+            asked: What its caller sent.
 
         Raises:
             Failure: It does, and its caller did not send it.
         """
-        text, mine = json.dumps(error), self.principals[peer.name]
+        said, text, mine = json.dumps(asked), json.dumps(error), self.principals[peer.name]
         for issued, issuer in self.here.issued.items():
-            if issuer != mine and issued in text and issued not in json.dumps(sent.message):
-                raise Failure(f"the error of {sent.method} has an id of another principal's")
+            if issuer != mine and issued in text and issued not in said:
+                raise Failure(f"the error of {method} has an id of another principal's")
 
     async def request(self, peer: Peer, step: Json) -> Sent:
         return await peer.request(
@@ -172,7 +175,7 @@ class Scene:
         self.remember(peer, sent, message)
         what = f"the answer to {sent.method}"
         if "error" in message:
-            self.check_secrets(peer, sent, message["error"])
+            self.check_secrets(peer, sent.method, sent.message, message["error"])
         if step.get("failed", False):
             failed: Json = {"$any": [{"error": {}}, {"result": {"isError": True}}]}
             self.matches(what, failed, message)

@@ -115,8 +115,7 @@ class StdioPeer(Peer):
             while chunk := await process.stdout.read(65_536):
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
-                    if line.strip():
-                        self.took(line, "socket")
+                    self.took(line, "socket")
                 if len(rest) > _MAX_LINE:
                     raise Failure("a line without end came")
         except Failure as flood:

@@ -58,6 +58,10 @@ async def http(scene: Scene, step: Json) -> None:
         raise Failure(f"{step['verb']}: {sent.ended}")
     if "status" in step:
         scene.matches("the HTTP status", step["status"], sent.status)
+    if sent.status >= 400:
+        await peer.finished(sent)
+        asked = [headers, scene.fill(body)]
+        scene.check_secrets(peer, step["verb"], asked, sent.body)
     if step.get("if_refused", False):
         await peer.finished(sent)
         if '"result"' in sent.body:

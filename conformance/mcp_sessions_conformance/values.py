@@ -112,8 +112,8 @@ def is_timestamp(value: Any) -> bool:
 
 def spoilt(text: str, how: str) -> str:
     """Spoil a token: ``flip`` changes one character in its middle, ``truncate`` drops its second
-    half, ``extend`` adds a character, ``oversize`` makes it 64 KiB long, and ``ahead`` replaces the
-    digits at its end by nines.
+    half, ``extend`` adds a character, ``oversize`` makes it 64 KiB long, ``ahead`` replaces the
+    digits at its end by nines, nine of them at least, and ``next`` adds one to these digits.
     """
     middle = len(text) // 2
     match how:
@@ -125,7 +125,9 @@ def spoilt(text: str, how: str) -> str:
         case "extend":
             return f"{text}A"
         case "ahead":
-            return re.sub(r"\d+$", lambda digits: "9" * len(digits[0]), text)
+            return re.sub(r"\d+$", lambda digits: "9" * max(9, len(digits[0])), text)
+        case "next":
+            return re.sub(r"\d+$", lambda d: str(int(d[0]) + 1).zfill(len(d[0])), text)
         case "oversize":
             return text + "A" * (65_536 - len(text))
         case _:

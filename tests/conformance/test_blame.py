@@ -53,7 +53,7 @@ def test_only_with_a_clause_plays_all_that_checks_it() -> None:
         ({"step": "send", "method": "session/resume", "result": {"reason": "no_stream"}}, "RES12"),
         ({"step": "send", "method": "x", "result": {"_meta": {SESSION: {}}}}, "ASC12"),
         ({"step": "stream", "primed": True}, "HTL12"),
-        ({"step": "ended", "code": 1012}, "WSS15"),
+        ({"step": "ended", "code": 1009}, "WSS15"),
         ({"step": "collect", "clause": "ATT6", "events": []}, "ATT6"),
     ],
 )
@@ -72,6 +72,9 @@ def test_other_steps_check_what_the_vector_is_about() -> None:
     # What a resume promised, the events after it keep.
     resume: Json = {"step": "send", "method": "session/resume", "result": {"replayed": 2}}
     assert blamed(looks, [resume, looks], ["EVT10", "CUP3"]) == ["CUP3", "EVT10"]
+    # The close code of a shutdown is that of two clauses.
+    closed: Json = {"step": "ended", "on": "a", "code": 1012}
+    assert blamed(closed, [closed], ["WSS17", "WSS15"]) == ["WSS15", "WSS17"]
     # It is about what its only expectation says.
     assert blamed(looks, [other, looks], ["TKO5"]) == ["TKO5"]
 

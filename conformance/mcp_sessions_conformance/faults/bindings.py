@@ -262,6 +262,7 @@ FAULTS = (
     Fault("compresses", "negotiates compression", upgrade=_compresses),
     Fault("drops-malformed", "does not answer malformed messages", raw=_drops_malformed),
     Fault("drops-huge", "ignores messages that are too big", limit=1_000_000),
+    Fault("drops-more-than-64-kib", "ignores messages that are not small", limit=65_536),
     Fault("one-era-per-connection", "serves one era on a connection", to_server=_strips_envelope),
     Fault("serves-bare", "serves modern requests without an envelope", to_server=_serves_bare),
     Fault(

@@ -1,6 +1,6 @@
 from typing import Any, cast
 
-from mcp_sessions_conformance.fault import Case, Fault, Rewritten
+from mcp_sessions_conformance.fault import Case, Fault, Http, Rewritten
 from mcp_sessions_conformance.faults.shared_faults import (
     CREATE,
     DELETE,
@@ -133,6 +133,17 @@ def _names_a_stranger(case: Case) -> Rewritten:
     return [case.message]
 
 
+def _notes_404(http: Http) -> None:
+    http.memory["is 404"] = http.status == 404
+
+
+def _lists_connections(case: Case) -> Rewritten:
+    if not case.memory.get("is 404") or "error" not in case.message:
+        return None
+    case.message["error"]["data"] = {"known": list(case.talks)}
+    return [case.message]
+
+
 def _state_first(case: Case) -> Rewritten:
     found: Any = meta_of(case.asked or {}).get(SESSION)
     if code_of(case.message) == -32043 and isinstance(found, dict) and "state" in found:
@@ -216,6 +227,12 @@ FAULTS = (
         "names-a-stranger",
         "names a connection of somebody else's in its errors",
         to_client=_names_a_stranger,
+    ),
+    Fault(
+        "lists-connections",
+        "says in a 404 which connections there are",
+        to_client=_lists_connections,
+        status=_notes_404,
     ),
     Fault("state-first", "looks at state before it looks for the session", to_client=_state_first),
     Fault("first-writer-wins", "keeps the first value of a key", to_server=_first_writer_wins),

@@ -9,9 +9,9 @@ says is caught. ``--said`` plays that vector alone, some minutes for them all; `
 all and says what each found; ``--write`` writes what was found there. ``--liberties`` plays the
 servers that use what is free: nothing may fail.
 
-``--clause`` plays what ``mcp-sessions conformance --level resume --only CLAUSE`` plays, with the
-clause that is broken, and looks for it in the report's ``broken``. Of the example in JavaScript,
-which keeps this level alone, all are played so.
+``--clause`` plays what ``mcp-sessions conformance --only CLAUSE`` plays, with the clause that is
+broken, and looks for it in the report's ``broken``. Those of the example in JavaScript are all
+played so, with ``--level resume``, since it keeps this level alone.
 """
 
 from __future__ import annotations
@@ -105,8 +105,6 @@ class Choice:
 
     only: list[str]
     example: Example
-    is_of_the_level: bool
-    """Whether it is what ``--level resume`` plays."""
     is_whole: bool
     """Whether it goes on behind the first failure."""
 
@@ -152,7 +150,7 @@ async def tested(ways: list[str], choice: Choice, tokens: dict[str, Any]) -> lis
         entry.test_server(
             ways,
             only=choice.only,
-            level="resume" if choice.is_of_the_level else None,
+            level=choice.example.level,
             eras=["handshake"] if choice.example is JAVASCRIPT else [],
             wait=WAIT,
             progress=progress,
@@ -200,12 +198,12 @@ async def play(violations: list[Violation], asked: argparse.Namespace) -> list[V
         elif asked.said and violation.caught_by:
             only = [violation.caught_by]
         async with room:
-            choice = Choice(only, example, by_clause, asked.why)
+            choice = Choice(only, example, asked.why)
             catches = await failed_with(violation, node, home, choice)
             named = any(violation.clause in catch.blames for catch in catches)
             if by_clause and catches and not named and not asked.why:
                 await asyncio.to_thread(shutil.rmtree, home / violation.name)
-                choice = Choice(only, example, by_clause, is_whole=True)
+                choice = Choice(only, example, is_whole=True)
                 catches = await failed_with(violation, node, home, choice)
         catch = found[violation.name] = best(violation, catches)
         if catch is None and violation.caught_by is not None:
@@ -235,7 +233,7 @@ async def play(violations: list[Violation], asked: argparse.Namespace) -> list[V
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--example", choices=EXAMPLES, default="typescript")
-    parser.add_argument("--clause", action="store_true", help="play --level resume --only CLAUSE")
+    parser.add_argument("--clause", action="store_true", help="play --only CLAUSE")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", action="append", default=[], help="a vector or clause to play")
     parser.add_argument("--said", action="store_true", help="play what is said to catch each")
