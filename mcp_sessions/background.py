@@ -77,7 +77,7 @@ class Background:
             draw: A random number from 0 to 1, for how long a loop rests.
         """
         self._draw = draw
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[Any]] = set()
         """Those that run."""
 
     def run(
@@ -108,7 +108,7 @@ class Background:
         # They raise nothing that was not reported (rule 1).
         await stopped(*(task for task in self.tasks if task is not asyncio.current_task()))
 
-    def hold(self, task: asyncio.Task[None]) -> None:
+    def hold(self, task: asyncio.Task[Any]) -> None:
         """Take a task that its maker started. The maker has its failure reported."""
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
+from mcp_sessions.background import watched
 from mcp_sessions.core.ends import SessionEnd, StoreMade
 from mcp_sessions.core.life import has_come
 from mcp_sessions.core.states import Mode
@@ -173,6 +174,10 @@ class Fleet(Protocol):
     hint: str
     """What it cannot say, in one line; empty: nothing."""
 
+    def hold(self, task: asyncio.Task[Any]) -> None:
+        """Cancel a task when this process leaves them."""
+        ...
+
     async def look(self) -> Sequence[Mapping[str, Any]]:
         """What each replica says of itself."""
         ...
@@ -193,6 +198,9 @@ class NoFleet:
         "Only the store is read here. Running calls, processes and memory are in the server: "
         "start it with serve --dashboard PATH to see them."
     )
+
+    def hold(self, task: asyncio.Task[Any]) -> None:
+        """Do nothing: the task ends with its process, which has the page alone."""
 
     async def look(self) -> Sequence[Mapping[str, Any]]:
         return ()
@@ -339,6 +347,8 @@ class Looks:
         if self._pending is None or self._pending.done():
             self._is_long = asyncio.get_running_loop().create_future()
             self._pending = asyncio.create_task(self._look())
+            watched("a look at the store", self._pending)
+            self.fleet.hold(self._pending)
         return self._pending
 
     async def _look(self) -> Look:

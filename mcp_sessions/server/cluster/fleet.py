@@ -52,6 +52,9 @@ class Fleet:
         self._expected: frozenset[str] = frozenset()
         self._all_answered = asyncio.Event()
 
+    def hold(self, task: asyncio.Task[Any]) -> None:
+        self._bus.hold(task)
+
     async def look(self) -> Sequence[Facts]:
         self._ask, self._answers = secrets.token_hex(8), {}
         self._all_answered.clear()

@@ -90,6 +90,10 @@ class ClusterBus:
         """Run work that a message asks for. A failure is logged."""
         return self._background.run("a message of another replica", work)
 
+    def hold(self, task: asyncio.Task[Any]) -> None:
+        """Cancel a task of its maker when this process leaves."""
+        self._background.hold(task)
+
     async def watch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
         """Receive what others append to a stream from now on.
 

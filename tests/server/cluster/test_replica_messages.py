@@ -60,7 +60,7 @@ st.register_type_strategy(Peer, st.builds(Peer, TEXT, OBJECTS | st.none(), st.bo
 
 def made_of(kinds: Sequence[type[Any]], **of: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     objects = dict.fromkeys(("params", "result", "error", "asks"), OBJECTS | st.none())
-    members = {**objects, "client": OBJECTS, "message": OBJECTS, **of}
+    members = {**objects, "client": OBJECTS, "message": OBJECTS, "facts": OBJECTS, **of}
     return st.sampled_from(kinds).flatmap(
         lambda kind: st.builds(
             kind,

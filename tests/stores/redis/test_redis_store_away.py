@@ -259,7 +259,11 @@ async def test_a_redis_that_was_killed_and_comes_back_is_used_again(
 ) -> None:
     """HTP5: by itself; what was written to its disk is there. Only what failed is counted."""
     failed: list[str] = []
-    monkeypatch.setattr("mcp_sessions.metrics.store_failed", lambda store, _: failed.append(store))
+
+    def counted(store: str, _: object) -> None:
+        failed.append(store)
+
+    monkeypatch.setattr("mcp_sessions.metrics.store_failed", counted)
     async with used(*KEPT) as (server, store, session_id):
         await store.change_state(session_id, {"a": 1}, ())
         assert not failed
