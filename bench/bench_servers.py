@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from bench.eventful import Eventful
 from bench.stalls import Stalls
 from mcp_sessions import Conversations, SessionLayer, SessionPolicy, SessionSecurity, TaskPolicy
 from mcp_sessions.core.states import Mode
@@ -37,6 +38,7 @@ KINDS = {
     "guarded": "the same, which wants tokens; the issuer's keys, as JSON, in place of STORE",
     "noisy": "a SessionLayer with tools that make work",
     "many": "the same, with room for many sessions, in memory; says how long its loop stood still",
+    "watched": "a SessionLayer with room for many sessions, its page, and events all the time",
     "echo": "bare Starlette on a WebSocket: no MCP at all",
     "sdk-stdio": "the SDK's stdio as it comes; no PORT",
     "ours-stdio": "the same server in a SessionLayer; no PORT",
@@ -117,6 +119,16 @@ def noisy_layer(
         return str(os.getpid())
 
     return layer
+
+
+def watched_app(store: str) -> Any:
+    server = mcp_server()
+    room = SessionPolicy(max_sessions=1_000_000, max_sessions_per_principal=1_000_000)
+    layer = SessionLayer(server, store=store, policy=room)
+    eventful = Eventful(layer)
+    server.custom_route("/fill", methods=["POST"])(eventful.fill)
+    server.custom_route("/count", methods=["POST"])(eventful.count)
+    return layer.asgi_app(dashboard="/sessions")
 
 
 def guarded_layer(keys: str) -> SessionLayer:
@@ -247,6 +259,8 @@ def app(kind: str) -> Any:
             return mcp_server().streamable_http_app()
         case "sdk-json":
             return mcp_server().streamable_http_app(json_response=True)
+        case "watched":
+            return watched_app(sys.argv[3])
         case "echo":
             return Starlette(routes=[WebSocketRoute("/mcp", echo)])
         case _:

@@ -80,5 +80,10 @@ BENCHES = (
         ("--sessions", "2000", "--streams", "200", "--calls", "200", "--idle", "3"),
         ("--sessions", "10000", "--streams", "1000", "--idle", "15"),
     ),
+    Bench(
+        "dashboard",
+        300,
+        ("--sessions", "1000", "--rounds", "1", "--seconds", "3", "--stores", "memory"),
+    ),
     Bench("acp", 300, ("1000",)),
 )

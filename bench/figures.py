@@ -24,7 +24,7 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "events": ("Figures of events", ("core", "fanout", "attached", "resume", "closing", "recover")),
     "sessions": (
         "Figures of many sessions",
-        ("finished", "collections", "expired", "idle", "many", "noisy", "acp"),
+        ("finished", "collections", "expired", "idle", "many", "noisy", "dashboard", "acp"),
     ),
     "processes": ("Figures of several processes", ("workers", "replicas", "outage")),
 }
