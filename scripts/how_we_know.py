@@ -160,6 +160,10 @@ what the old session had is lost. Other programs used the machine meanwhile, so 
   did not know the question, and lost the answer. A question is stored now before it is shown.
 * The next round of a call was lost between two replicas. Its client cancelled the call, which ran
   on and held the question of another one. The round and its cancellation are sent again now.
+* A replica stood still with a listen in its socket. Its client left, and listened anew. The late
+  listen took the events that waited. A listen whose client has left does nothing now.
+* A client that was asked never came back, and another client had its session. A question of the
+  other one's call waited with the first, up to `question_timeout`. This is not cured.
 * Of {defects[all]} old faults that were put back, the simulation found {defects[found]}.
 
 These changes still pass all tests near them. Most of them change nothing that a caller sees:

@@ -59,6 +59,7 @@ from mcp_sessions_transports.http.io import (
     Disconnected,
     HttpCall,
     accepts,
+    has_left,
     read_body,
     replay_body,
     retry_header,
@@ -246,6 +247,10 @@ class ModernHttp:
         self, request: Message, inbound: Inbound, channel: ModernChannel, call: HttpCall
     ) -> None:
         served, retry_after = self._served, None
+        if await has_left(call.receive):
+            # This process stood still. What its client sent since may have gone elsewhere: a late
+            # listen would take the events that wait for the next one (HTM1), and set its filter.
+            return
         try:
             with served.router.audited(request, inbound):
                 connection, stream = await self._open(request, inbound)
