@@ -3,6 +3,7 @@
 A client that names a dead id is in ``test_of_layer.py``.
 """
 
+import asyncio
 import re
 import sys
 import time
@@ -33,6 +34,9 @@ class Replicas:
 
     def __init__(self, *said: Mapping[str, Any], alive: bool = True) -> None:
         self.said, self._alive = said, alive
+
+    def hold(self, task: asyncio.Task[Any]) -> None:
+        """Do nothing: they stay until the test ends."""
 
     async def look(self) -> Sequence[Mapping[str, Any]]:
         return self.said
