@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -225,7 +226,8 @@ class SessionLayer:
 
         Raises:
             ConfigurationError: The layer cannot take over the server's authentication; or others
-                can reach the page of ``dashboard``, and nothing authenticates them.
+                can reach the page of ``dashboard``, and nothing authenticates them; or it has no
+                path of its own.
         """
         extra_routes = self.health_routes(health) if health is not None else []
         if dashboard is not None:
@@ -234,7 +236,12 @@ class SessionLayer:
                     f"dashboard: others can reach this page on {host}, so it needs authentication, "
                     "such as api_keys"
                 )
-            where, page = dashboard.rstrip("/"), self.dashboard(actions=dashboard_actions)
+            where = dashboard.rstrip("/")
+            if not re.match("/[^/]", where) or where == path.rstrip("/"):
+                raise ConfigurationError(
+                    f"dashboard {dashboard!r}: choose a path of its own, such as /sessions"
+                )
+            page = self.dashboard(actions=dashboard_actions)
             # A browser finds the parts of a page from the slash on.
             there = Route(where, RedirectResponse(f"{where}/"))
             extra_routes = [*extra_routes, there, Mount(where, page)]

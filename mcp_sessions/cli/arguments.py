@@ -398,7 +398,8 @@ def expanded(text: str, *, may_be_others: bool = False) -> str:
 
 
 def url_path(text: str) -> str:
-    if not text.startswith("/") or any(character in text for character in "?#{} "):
+    # What begins with two is a host for a browser.
+    if not re.match("/(?!/)", text) or any(character in text for character in "?#{} "):
         raise argparse.ArgumentTypeError(f"must be a path that begins with '/', not {text!r}")
     return text
 

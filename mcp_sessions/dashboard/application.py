@@ -225,16 +225,21 @@ class Dashboard:
         row = look.by_digest.get(name)
         session_id = row.session_id if row is not None else look.expired.get(name)
         if session_id is not None:
-            async with self._reads:
-                whole = await self._stored(self._looks.store.whole(session_id), None)
+            try:
+                async with self._reads:
+                    whole = await self._looks.store.whole(session_id)
+                # Without a record it ended since.
+                ends = look.ends if whole is not None else await self._looks.newest_ends()
+            except StoreUnavailable as failed:
+                away = replace(look, failure=str(failed) or "it is away")
+                return Page("away.html", title, {"look": away, "digest": name}, 503)
             if whole is not None and row is not None:
                 values = views.live(self._looks.newer(whole.record, row), whole, look)
                 return Page("session.html", title, {"look": look, **values})
             if whole is not None:
                 values = views.ended(self._looks.times.end_of_expired(whole.record), look)
                 return Page("session.html", title, {"look": look, **values})
-            # It ended since.
-            look = replace(look, ends=await self._stored(self._looks.newest_ends(), look.ends))
+            look = replace(look, ends=ends)
         return await self._turns.made(lambda: self._gone(name, title, look))
 
     def _gone(self, name: str, title: str, look: Look) -> Page:
@@ -242,7 +247,7 @@ class Dashboard:
             if end.session.startswith(name):
                 return Page("session.html", title, {"look": look, **views.ended(end, look)})
         self._looks.want_ends()
-        alike = [each for each in look.by_digest if each.startswith(name)]
+        alike = [each for each in look.by_digest if each.startswith(name) and each != name]
         values = {"look": look, "alike": alike[:20], **views.unknown(look, name)}
         return Page("unknown.html", title, values, 404)
 

@@ -51,8 +51,8 @@ MOST_ROWS = 50_000
 _FRESH = 1.0
 """Seconds for which a look is good for another request."""
 
-_PATIENCE = 0.5
-"""Seconds that a page waits for a look."""
+_PATIENCE = 0.8
+"""Seconds that a page waits for a look. Replicas have a part of them for their answers."""
 
 _FIRST = 500
 """Sessions that a look has read when a page does not wait any more, if there are others."""

@@ -165,6 +165,13 @@ def test_a_page_that_others_can_reach_needs_authentication() -> None:
         SessionLayer(MCPServer("notes")).asgi_app(host="0.0.0.0", dashboard="/sessions")
 
 
+@pytest.mark.parametrize("path", ["", "/", "sessions", "//evil.example", "/mcp", "/mcp/"])
+def test_a_page_has_a_path_of_its_own(path: str) -> None:
+    """``//evil.example`` was a redirect to that host."""
+    with pytest.raises(ConfigurationError, match="choose a path of its own"):
+        SessionLayer(MCPServer("notes")).asgi_app(dashboard=path)
+
+
 def test_a_layer_without_a_store_has_no_page() -> None:
     with pytest.raises(ConfigurationError, match="the page needs a store"):
         SessionLayer(MCPServer("notes"), store=None).dashboard()

@@ -201,12 +201,19 @@ async def test_a_store_that_is_away_is_said_and_what_was_known_stays() -> None:
         async def away(after: str | None, limit: int) -> object:
             raise StoreUnavailable("the store is away for this test")
 
+        async def gone(session_id: str) -> object:
+            raise StoreUnavailable("the store is away for this test")
+
         pages.store.some_sessions = away  # type: ignore[method-assign]
+        pages.store.whole = gone  # type: ignore[method-assign]
         clock = pages.looks.clock
         pages.looks.clock = lambda: clock() + 60
         said = await pages.get("/sessions")
 
         assert "the store is away for this test" in said and digest(session_id) in said
+        # It said that no such session was there, or that several had this digest.
+        one = await pages.get(f"/session/{digest(session_id)}", status=503)
+        assert "the store is away for this test" in one and "was there before" in one
 
 
 def test_what_is_vendored_is_as_its_package_has_it() -> None:
