@@ -41,9 +41,6 @@ class Replicas:
     async def look(self) -> Sequence[Mapping[str, Any]]:
         return self.said
 
-    def hold(self, task: asyncio.Task[Any]) -> None:
-        """Do nothing."""
-
     async def is_alive(self, process: str) -> bool | None:
         return self._alive
 
