@@ -43,7 +43,13 @@ _SHARE_OF_ENDS = 20
 are long, and a store may answer nobody else meanwhile."""
 
 _PAGE = 100
-"""Sessions that the store is asked for at once."""
+"""Sessions that the store is asked for at once, while a page waits for the first ones."""
+
+_SMALL_PAGE = 20
+"""The same, later: no call waits for longer than these take."""
+
+_GAP = 2
+"""Times as long as a page took, calls have their turn."""
 
 MOST_ROWS = 50_000
 """Sessions that a look keeps. The page says if there are more."""
@@ -110,6 +116,28 @@ class Row:
         return self.transport != NOWHERE
 
 
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Made row by row: all of them at once would hold up calls."""
+
+    modes: Counter[str] = field(default_factory=Counter[str])
+    clients: Counter[str] = field(default_factory=Counter[str])
+    principals: Counter[str] = field(default_factory=Counter[str])
+    transports: Counter[str] = field(default_factory=Counter[str])
+    """Of those that are attached."""
+
+    troubled: list[Row] = field(default_factory=list[Row])
+
+    def add(self, row: Row) -> None:
+        self.modes[row.mode] += 1
+        self.clients[row.client] += 1
+        self.principals[row.principal] += 1
+        if row.is_attached:
+            self.transports[row.transport] += 1
+        if row.troubles:
+            self.troubled.append(row)
+
+
 class Numbers(NamedTuple):
     at: float
     sessions: int
@@ -126,6 +154,7 @@ class Look:
     """Seconds since 1970."""
 
     rows: Sequence[Row] = ()
+    sums: Sums = field(default_factory=Sums)
     is_cut: bool = False
     """There were more sessions."""
 
@@ -248,12 +277,13 @@ class Looks:
         """What was counted by the looks of the last minute, and by one before."""
 
         self._so_far: dict[str, Row] = {}
+        self._sums = Sums()
         """What the look that runs has by now."""
 
         self._watchers = 0
         self._calls = 0
         self._quickest = math.inf
-        self._took = self._latest = 0.0
+        self._took = 0.0
 
     @property
     def watchers(self) -> int:
@@ -276,8 +306,10 @@ class Looks:
         if self._last is not None:
             return self._last
         rows = dict(self._so_far)
-        listed = list(rows.values())
-        return Look(0, self.clock(), listed, is_begun=True, size=self._size, by_digest=rows)
+        return Look(
+            0, self.clock(), list(rows.values()), self._sums,
+            is_begun=True, size=self._size, by_digest=rows,
+        )  # fmt: skip
 
     async def whole(self) -> Look:
         """A look at all sessions, as new as :meth:`now` gives it."""
@@ -367,15 +399,17 @@ class Looks:
         began = loop.time()
         answer = await call
         self._calls += 1
-        self._latest = loop.time() - began
-        self._took += self._latest
-        self._quickest = min(self._quickest, loop.time() - began)
+        took = loop.time() - began
+        self._took += took
+        self._quickest = min(self._quickest, took)
         return answer
 
     async def _read(self, last: Look) -> Look:
         now, self._calls, self._took, self._quickest = self.clock(), 0, 0.0, math.inf
+        loop = asyncio.get_running_loop()
         rows: dict[str, Row] = {}
-        self._so_far = rows
+        self._so_far, self._sums = rows, Sums()
+        sums = self._sums
         self._size = await self._asked(self.store.size())
         expired: dict[str, SessionId] = {}
         not_noted: list[SessionEnd] = []
@@ -384,7 +418,9 @@ class Looks:
         after: str | None = None
         is_cut, count = False, 0
         while not is_cut:
-            page = await self._asked(self.store.some_sessions(after, _PAGE))
+            size = _PAGE if count < _FIRST else _SMALL_PAGE
+            began = loop.time()
+            page = await self._asked(self.store.some_sessions(after, size))
             for record in page.records:
                 name = digest(record.session_id)
                 is_over = has_come(record.life.expires_at, now)
@@ -397,7 +433,8 @@ class Looks:
                     expired[name] = record.session_id
                     not_noted.append(replace(self.times.end_of_expired(record), story=""))
                 else:
-                    rows[name] = self._row(record, name)
+                    row = rows[name] = self._row(record, name)
+                    sums.add(row)
                     if record.attachment is not None:
                         connections[name] = record.attachment.connection_id
             after = page.following
@@ -409,10 +446,12 @@ class Looks:
                 continue
             if not self._is_long.done():
                 self._is_long.set_result(None)
-            # Others have their turn, for as long as this page took.
-            await asyncio.sleep(min(0.05, self._latest))
+            await asyncio.sleep(min(0.05, (loop.time() - began) * _GAP))
         for name, connection_id in connections.items():
-            rows[name].transport = _transport(connection_id, rows)
+            row = rows[name]
+            if not row.is_attached:
+                row.transport = _transport(connection_id, rows)
+                sums.transports[row.transport] += row.is_attached
         made = last.made
         if now - self._ends_at >= max(self._ends_every, self._ends_took * _SHARE_OF_ENDS):
             await self._asked(self.newest_ends())
@@ -429,13 +468,13 @@ class Looks:
             Numbers(
                 now,
                 len(listed),
-                sum(each.is_attached for each in listed),
+                sums.transports.total(),
                 sum(int(each.get("running", 0)) for each in replicas),
             )
         )
         return Look(
-            last.number + 1, now, listed, is_cut, False, newest, ends, expired, made, replicas,
-            self._size, self._took, self._quickest, counts, self._rates(now, counts),
+            last.number + 1, now, listed, sums, is_cut, False, newest, ends, expired, made,
+            replicas, self._size, self._took, self._quickest, counts, self._rates(now, counts),
             self._calls, list(self._history), by_digest=rows,
         )  # fmt: skip
 

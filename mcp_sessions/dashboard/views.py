@@ -129,15 +129,15 @@ _FILTERS = ("client", "principal", "mode", "transport", "replica")
 
 
 def now(look: Look) -> Values:
-    rows = look.rows
+    sums, size = look.sums, look.size
     late = [end for end in look.ends if end.at > look.at - HOUR]
     return {
-        "sessions": look.size.sessions if look.is_begun and look.size is not None else len(rows),
-        "attached": sum(row.is_attached for row in rows),
-        "modes": Counter(row.mode for row in rows).most_common(),
-        "transports": Counter(row.transport for row in rows if row.is_attached).most_common(),
-        "clients": Counter(row.client or "unnamed" for row in rows).most_common(_TOP),
-        "principals": Counter(row.principal for row in rows).most_common(_TOP),
+        "sessions": size.sessions if look.is_begun and size is not None else len(look.rows),
+        "attached": sums.transports.total(),
+        "modes": sums.modes.most_common(),
+        "transports": [each for each in sums.transports.most_common() if each[1]],
+        "clients": [(name or "unnamed", count) for name, count in sums.clients.most_common(_TOP)],
+        "principals": sums.principals.most_common(_TOP),
         "ends": [
             (reason, SAID_OF_ENDS[reason], count)
             for reason, count in Counter(end.reason for end in late).most_common()
@@ -149,7 +149,7 @@ def now(look: Look) -> Values:
             (what, count, round(look.rates.get(what, 0)))
             for what, count in Counter(look.counts).most_common()
         ],
-        "troubles": _troubles(rows),
+        "troubles": _troubles(sums.troubled),
         "readings": _readings(look.replicas),
         "strangers": strangers(look),
         "lines": [
