@@ -5,6 +5,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+OPERATOR = "mcp-sessions:operator"
+"""The scope of a key or token whose owner may see the sessions of all principals."""
+
 ASKER: ContextVar[Mapping[str, Any] | None] = ContextVar("asker", default=None)
 """The scope of the request whose credential is verified now."""
 

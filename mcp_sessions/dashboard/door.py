@@ -1,9 +1,9 @@
 """Who may see the page.
 
 A browser sends no ``Authorization: Bearer``. It asks its user for a name and a password instead.
-The password is the API key or the token. The name does not count. It needs the scope
-:data:`OPERATOR`: the page shows the sessions of all principals, and a key of one of them is for its
-own. Without a lock only a browser on this machine is served, and only if no proxy stands between.
+The password is the API key or the token. The name does not count. The scope ``OPERATOR`` is needed:
+the page shows the sessions of all principals, and a key of one of them is for its own. Without a
+lock only a browser on this machine is served, and only if no proxy stands between.
 
 Each answer has the same strict headers, also a refusal.
 """
@@ -21,13 +21,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_sessions.authentication.credential import OPERATOR
 from mcp_sessions.core.nearness import is_near
 
 if TYPE_CHECKING:
     from mcp_sessions.server.upstream.sdk.authentication import Authentication, OnDenied
-
-OPERATOR = "mcp-sessions:operator"
-"""The scope of a key or token whose owner may see the sessions of all principals."""
 
 HEADERS: Mapping[str, str] = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "

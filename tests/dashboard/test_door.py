@@ -13,8 +13,9 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from mcp_sessions.access import Access
+from mcp_sessions.authentication.credential import OPERATOR
 from mcp_sessions.cli.main import main
-from mcp_sessions.dashboard.door import HEADERS, OPERATOR, Lock, as_asked, lock_of, locked
+from mcp_sessions.dashboard.door import HEADERS, Lock, as_asked, lock_of, locked
 from mcp_sessions.principal import Principal
 
 pytestmark = pytest.mark.anyio

@@ -12,9 +12,9 @@ from mcp.server import MCPServer
 from starlette.types import ASGIApp
 
 from mcp_sessions import SessionLayer
+from mcp_sessions.authentication.credential import OPERATOR
 from mcp_sessions.cli import serve_options
 from mcp_sessions.cli.main import main
-from mcp_sessions.dashboard.door import OPERATOR
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import digest, replica_name
 from mcp_sessions.server.reporting.strangers import Strangers

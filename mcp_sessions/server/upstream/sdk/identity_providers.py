@@ -23,6 +23,7 @@ Rules, owned by ``tests/server/upstream/sdk/test_provided.py``:
 4. A token without a subject is refused: its users would own the same sessions.
 5. An API key is not shown to the provider.
 6. The provider's routes need no credential. Their requests have bounds.
+7. A token does not have the scope of an operator, though a client may ask for it: an API key can.
 
 Rules of these bounds, owned by ``tests/server/upstream/sdk/test_open_routes.py``:
 
@@ -53,7 +54,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions.authentication.allowing import Allowed
-from mcp_sessions.authentication.credential import CannotVerify, NotAllowed, Verifier
+from mcp_sessions.authentication.credential import (
+    OPERATOR,
+    CannotVerify,
+    NotAllowed,
+    Verifier,
+)
 from mcp_sessions.authentication.identity_service import IdentityService
 from mcp_sessions.authentication.issuer_addresses import checked_url
 from mcp_sessions.authentication.key_file import id_of
@@ -294,7 +300,10 @@ class ProvidedVerifier:
         if not self._allowed.has(claims):
             raise NotAllowed
         issuer = claims.get("iss") or self._issuer
-        return found.model_copy(update={"subject": subject, "claims": {**claims, "iss": issuer}})
+        update: dict[str, Any] = {"subject": subject, "claims": {**claims, "iss": issuer}}
+        # Some providers grant each scope that a client asks for.
+        update["scopes"] = [each for each in found.scopes if each != OPERATOR]
+        return found.model_copy(update=update)
 
     async def _verified(self, token: str) -> AccessToken | None:
         with self._service.asking() as question:

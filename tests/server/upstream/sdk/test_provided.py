@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from mcp_sessions import SessionLayer
 from mcp_sessions.authentication.allowing import Allowed
-from mcp_sessions.authentication.credential import CannotVerify, Credential, NotAllowed
+from mcp_sessions.authentication.credential import OPERATOR, CannotVerify, Credential, NotAllowed
 from mcp_sessions.authentication.key_file import minted
 from mcp_sessions.authentication.verdicts import KEPT, REMEMBERED
 from mcp_sessions.server.upstream.sdk.identity_providers import (
@@ -49,6 +49,7 @@ class Provider:
             "empty": {"sub": "", "email": "nobody@example.com"},
         }
         self.asked: list[str] = []
+        self.scopes = ["use"]
         self.is_away = False
 
     async def verify_token(self, token: str) -> AccessToken | None:
@@ -58,7 +59,7 @@ class Provider:
         claims = self.users.get(token)
         if claims is None:
             return None
-        return AccessToken(token=token, client_id="app", scopes=["use"], claims=claims)
+        return AccessToken(token=token, client_id="app", scopes=self.scopes, claims=claims)
 
     def get_routes(self, mcp_path: str) -> list[Route]:
         """Where users sign in."""
@@ -95,6 +96,15 @@ async def test_a_user_is_known_by_issuer_and_subject(setup: Setup) -> None:
     assert await setup.verifier.verify_token("wrong") is None
     for token in ("nobody", "empty"):
         assert await setup.verifier.verify_token(token) is None
+
+
+async def test_no_user_has_the_scope_of_an_operator(setup: Setup) -> None:
+    """A client registers itself, and asks for the scopes that it likes. Some providers grant each:
+    any user had the page with the sessions of all.
+    """
+    setup.provider.scopes = ["use", OPERATOR]
+    found = await setup.verifier.verify_token("alice")
+    assert found is not None and found.scopes == ["use"]
 
 
 async def test_a_user_who_is_not_allowed_is_refused_each_time(setup: Setup) -> None:
