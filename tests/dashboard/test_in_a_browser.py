@@ -17,6 +17,7 @@ import httpx2
 import pytest
 from mcp.server import MCPServer
 from playwright.async_api import Browser, Page, Response, async_playwright, expect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions import SessionLayer, SessionPolicy
 from mcp_sessions.core.states import Mode
@@ -160,6 +161,33 @@ async def test_an_operator_sees_a_session_drop_come_back_elsewhere_and_ends_it()
                 await plain.shown("Page 1 of")
                 assert "as of" in await plain.page.inner_text("#sign")
                 assert plain.wrong == []
+
+
+def buffering(app: ASGIApp) -> ASGIApp:
+    """A proxy that holds an answer back until all of it is there."""
+
+    async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
+        held: list[Message] = []
+
+        async def hold(message: Message) -> None:
+            held.append(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                for each in held:
+                    await send(each)
+
+        await app(scope, receive, hold if scope["type"] == "http" else send)
+
+    return proxy
+
+
+async def test_behind_a_proxy_that_buffers_the_page_says_so() -> None:
+    app = SessionLayer(server()).asgi_app(dashboard="/sessions")
+    with serve(buffering(app)) as running:
+        async with browsing() as browser, looking(browser) as seen:
+            await seen.page.goto(running.url("/sessions/"))
+            said = "not live: no change arrives. Does a proxy buffer?"
+            await expect(seen.page.locator("#sign")).to_have_text(said, timeout=WITHIN)
+            assert await seen.page.inner_text(".number") == "0" and seen.wrong == []
 
 
 async def _watched(

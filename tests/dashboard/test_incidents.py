@@ -11,18 +11,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from mcp.server import MCPServer
 
 from mcp_sessions import SessionLayer, StdioServer
 from mcp_sessions.core.ends import EndReason, SessionEnd
 from mcp_sessions.core.story import Entry, Why, detaches
-from mcp_sessions.ids import digest
+from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.replica_messages import Instruct
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.record_changes import Tell
+from mcp_sessions.stores.redis import RedisStore
 from tests.dashboard.pages import PROCESS, attached, made, opened, pages_of
-from tests.dashboard.test_of_layer import ACCEPT, INITIALIZE, browser, seen
+from tests.dashboard.test_of_layer import ACCEPT, INITIALIZE, begun, browser, seen
+from tests.support.redis_server import asked, namespace, redis_server, shared_redis
 
 pytestmark = pytest.mark.anyio
 
@@ -142,6 +145,32 @@ async def test_a_clock_that_is_an_hour_off_is_the_first_line() -> None:
     async with opened(MemoryStore) as store, pages_of(store, Replicas(facts)) as pages:
         assert "The clock of replica abcdefgh is 1h ahead." in await pages.get()
         assert "1h ahead" in await pages.get("/replicas")
+
+
+@pytest.mark.redis
+async def test_a_redis_that_somebody_flushes_is_the_first_line() -> None:
+    with redis_server() as redis:
+        store = RedisStore(redis.url)
+        layer = SessionLayer(MCPServer("notes"), store=store)
+        async with layer.lifespan(), browser(layer.asgi_app(dashboard="/sessions")) as client:
+            name = digest(SessionId(await begun(client)))
+            await seen(client, "/sessions/", r">1</div><div class=\"label\">sessions")
+            assert await asked(store, "FLUSHALL") == b"OK"
+
+            said = await seen(client, "/sessions/", "The store was emptied or replaced")
+            assert "1 sessions ended by that" in said
+            ended = (await client.get(f"/sessions/session/{name}")).text
+            assert "The store was emptied or replaced. What to do: give the sessions a" in ended
+
+
+@pytest.mark.redis
+async def test_a_clock_that_is_an_hour_ahead_of_redis_is_the_first_line() -> None:
+    store = RedisStore(shared_redis().url, namespace=namespace(), clock=lambda: time.time() + 3_600)
+    layer = SessionLayer(MCPServer("notes"), store=store)
+    async with layer.lifespan(), browser(layer.asgi_app(dashboard="/sessions")) as client:
+        await begun(client)
+
+        await seen(client, "/sessions/", r"The clock of replica \S+ is (1h|59m59s) ahead\.")
 
 
 async def test_a_command_that_crashes_at_each_start_is_counted() -> None:

@@ -72,8 +72,10 @@ def call(number: int) -> dict[str, Any]:
 
 
 async def seen(client: httpx2.AsyncClient, path: str, pattern: str) -> str:
-    """The page, as soon as it has what the pattern says. A look is good for a second."""
-    with anyio.fail_after(20):
+    """The page, as soon as it has what the pattern says. A look is good for a second, and a look at
+    ends for ten.
+    """
+    with anyio.fail_after(40):
         while True:
             text = (await client.get(path)).text
             if re.search(pattern, text):
