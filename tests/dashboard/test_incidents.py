@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import anyio
 import pytest
 from mcp.server import MCPServer
 
@@ -25,6 +26,7 @@ from mcp_sessions.stores.record_changes import Tell
 from mcp_sessions.stores.redis import RedisStore
 from tests.dashboard.pages import PROCESS, attached, made, opened, pages_of
 from tests.dashboard.test_of_layer import ACCEPT, INITIALIZE, begun, browser, seen
+from tests.support.duplex import duplex_world
 from tests.support.redis_server import asked, namespace, redis_server, shared_redis
 
 pytestmark = pytest.mark.anyio
@@ -171,6 +173,38 @@ async def test_a_clock_that_is_an_hour_ahead_of_redis_is_the_first_line() -> Non
         await begun(client)
 
         await seen(client, "/sessions/", r"The clock of replica \S+ is (1h|59m59s) ahead\.")
+
+
+async def seen_anew(layer: SessionLayer, path: str, text: str) -> None:
+    """A new page has a text, in the end. The clock of the layer does not move, so an open one would
+    not look again.
+    """
+    with anyio.fail_after(40):
+        while True:
+            async with browser(layer.dashboard()) as client:
+                if text in (await client.get(path)).text:
+                    return
+            await anyio.sleep(0.1)
+
+
+async def test_a_client_that_does_not_read_is_named() -> None:
+    """First its buffer is full. Then it is cut, and its session stays."""
+    limits: dict[str, Any] = {"send_buffer": 20_000, "slow_timeout": 3.0}
+    async with duplex_world(send_buffer_of_kernel=16_384, **limits) as world:
+        slow = await world.websocket(receive_buffer=4_096)
+        await slow.initialize()
+        session_id = SessionId((await slow.start())["sessionId"])
+        await slow.stall()
+        flood = [f"note://{number}/{'x' * 800}" for number in range(300)]
+        await world.publish(session_id, *flood)
+
+        await seen_anew(world.layer, "/", "Clients whose buffer is full</span><b>1<")
+        name = digest(session_id)
+        cut = f"{name}</a> cut: its client took nothing</span><b>1<"
+        await seen_anew(world.layer, "/", cut)
+        what_to_do = "look at the client, and for a proxy that buffers"
+        await seen_anew(world.layer, f"/session/{name}", what_to_do)
+        slow.unstall()
 
 
 async def test_a_command_that_crashes_at_each_start_is_counted() -> None:
