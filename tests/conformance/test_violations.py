@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from mcp_sessions_conformance.loader import load_vectors
+from mcp_sessions_conformance.loader import level_of, load_vectors
 from tests.conformance.violations import EXAMPLES, JAVASCRIPT, Example, liberties, load
 from tests.conformance.violations.__main__ import play
 from tests.interop.environments import ROOT
@@ -35,20 +35,22 @@ def test_what_catches_a_violation_is_a_vector(example: Example) -> None:
 
 
 @of_each_example
-def test_nineteen_of_twenty_violations_that_can_show_are_caught(example: Example) -> None:
+def test_nearly_all_violations_that_can_show_are_caught(example: Example) -> None:
     violations = load(example)
     shown = [violation for violation in violations if not violation.cannot_show]
     caught = [violation for violation in shown if violation.caught_by is not None]
-    assert len(caught) >= 0.95 * len(shown)
+    assert len(caught) >= 0.97 * len(shown)
     for violation in violations:
         assert violation.caught_by is None or not violation.cannot_show, violation.name
         assert not violation.cannot_show or violation.cannot_show.endswith("."), violation.name
 
 
-def test_what_catches_a_violation_of_the_first_level_names_its_clause() -> None:
+@of_each_example
+def test_what_catches_a_violation_of_the_first_level_names_its_clause(example: Example) -> None:
     """``caughtBy`` is what ``--only CLAUSE`` plays, and its report names the clause as broken."""
     cited = {vector.id: vector.clauses for vector in load_vectors()}
-    caught = [violation for violation in load(JAVASCRIPT) if violation.caught_by is not None]
+    first = [each for each in load(example) if level_of()[each.clause] == "resume"]
+    caught = [violation for violation in first if violation.caught_by is not None]
     for violation in caught:
         assert violation.clause in cited[str(violation.caught_by)], violation.name
     named = [violation for violation in caught if not violation.named]
