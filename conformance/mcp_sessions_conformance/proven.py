@@ -139,7 +139,7 @@ KEY8: any-content by a-key-with-other-content-is-refused
 KEY8: strict-content by metadata-is-not-content
 KEY10: errors-are-forgotten by errors-are-answers-too
 KEY10: refused-is-recorded by a-refused-request-leaves-its-key-unused
-KEY11: unknown-is-another-code by a-dropped-answer-is-outcome-unknown
+KEY11: ignores-keys by a-dropped-answer-is-outcome-unknown
 KEY12: no-key-lifetime by the-bounds-of-keys-are-advertised
 KEY13: no-limit by a-full-key-store-refuses-new-keys
 KEY14: keys-of-all-sessions by a-key-outside-of-a-session-is-ignored
