@@ -8,7 +8,7 @@ SETTINGS = {
     "charset": {"utf-8"},
     "end_of_line": {"lf"},
     "indent_style": {"space"},
-    "insert_final_newline": {"true"},
+    "insert_final_newline": {"true", "unset"},
     "trim_trailing_whitespace": {"true", "unset"},
     "indent_size": {"2", "4"},
     "max_line_length": {"100"},
