@@ -20,6 +20,7 @@ pytestmark = pytest.mark.anyio
 IMPATIENT = Limits(wait=1.0, quiet=0.05)
 
 NEEDS_NO_SESSION = {
+    "a-callers-words-are-no-part-of-a-created-id",
     "a-foreign-host-is-refused",
     "a-foreign-origin-is-refused",
     "a-foreign-origin-is-refused-in-the-modern-era",
@@ -27,6 +28,7 @@ NEEDS_NO_SESSION = {
     "a-request-without-a-version-is-of-the-handshake-era",
     "an-unknown-connection-is-404",
     "named-in-the-wrong-member-is-not-named-2",
+    "no-request-is-without-a-connection",
     "one-endpoint-both-eras",
     "sessions-are-optional",
     "unknown-methods-are-method-not-found",

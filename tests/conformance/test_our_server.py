@@ -131,6 +131,12 @@ async def test_what_a_pipe_means_holds_through_the_bridge(
     assert passed(done), as_text(done)
 
 
+CANCELS_BY_LEAVING = "a-notification-with-malformed-metadata-has-no-effect"
+"""Over HTTP a client of 2026-07-28 cancels by leaving the response. The bridge does so, and its
+metadata does not go along.
+"""
+
+
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scheme", ["http", "ws"])
@@ -138,7 +144,8 @@ async def test_every_vector_of_a_pipe_passes_through_the_bridge(
     scheme: str, server_url: str, vectors: list[Vector]
 ) -> None:
     target = through_the_bridge(server_url.replace("http", scheme, 1))
-    done = await run([target], vectors, limits=PATIENT)
+    some = [each for each in vectors if scheme != "http" or each.id != CANCELS_BY_LEAVING]
+    done = await run([target], some, limits=PATIENT)
     assert passed(done), as_text(done)
 
 
