@@ -121,14 +121,14 @@ def noisy_layer(
     return layer
 
 
-def watched_app(store: str) -> Any:
+def watched_layer(store: str) -> SessionLayer:
     server = mcp_server()
     room = SessionPolicy(max_sessions=1_000_000, max_sessions_per_principal=1_000_000)
     layer = SessionLayer(server, store=store, policy=room)
     eventful = Eventful(layer)
     server.custom_route("/fill", methods=["POST"])(eventful.fill)
     server.custom_route("/count", methods=["POST"])(eventful.count)
-    return layer.asgi_app(dashboard="/sessions")
+    return layer
 
 
 def guarded_layer(keys: str) -> SessionLayer:
@@ -259,8 +259,6 @@ def app(kind: str) -> Any:
             return mcp_server().streamable_http_app()
         case "sdk-json":
             return mcp_server().streamable_http_app(json_response=True)
-        case "watched":
-            return watched_app(sys.argv[3])
         case "echo":
             return Starlette(routes=[WebSocketRoute("/mcp", echo)])
         case _:
@@ -292,6 +290,10 @@ def main() -> None:
             room = SessionPolicy(max_sessions=1_000_000)
             layer = noisy_layer("memory://", policy=room, stalls=Stalls())
             layer.run("http", port=int(sys.argv[2]), log_level="error")
+        case "watched":
+            watched_layer(sys.argv[3]).run(
+                "http", port=int(sys.argv[2]), log_level="error", dashboard="/sessions"
+            )
         case "sdk-stdio":
             mcp_server().run("stdio")
         case "ours-stdio":

@@ -89,9 +89,7 @@ class Row:
     session_id: SessionId = field(repr=False)
     digest: str
     mode: str
-    transport: str
-    process: str | None
-    """The process that has its connection. None: none, or any, as over HTTP."""
+    connection_id: str | None = field(repr=False)
 
     client: str
     principal: str
@@ -106,6 +104,14 @@ class Row:
     subscriptions: int
     troubles: Mapping[str, int]
     """What went wrong in the last hour (:func:`~mcp_sessions.core.story.troubles`)."""
+
+    transport: str = field(default=NOWHERE, compare=False)
+    """Follows from the connection, as soon as the other rows are known."""
+
+    @property
+    def process(self) -> str | None:
+        """The process that has its connection. None: none, or any, as over HTTP."""
+        return process_of(self.connection_id) if self.connection_id is not None else None
 
     @property
     def replica(self) -> str:
@@ -414,7 +420,7 @@ class Looks:
         expired: dict[str, SessionId] = {}
         not_noted: list[SessionEnd] = []
         tasks: dict[SessionId, float] = {}
-        connections: dict[str, str] = {}
+        connected: list[Row] = []
         after: str | None = None
         is_cut, count = False, 0
         while not is_cut:
@@ -433,10 +439,15 @@ class Looks:
                     expired[name] = record.session_id
                     not_noted.append(replace(self.times.end_of_expired(record), story=""))
                 else:
-                    row = rows[name] = self._row(record, name)
+                    row = self._row(record, name)
+                    known = last.by_digest.get(name)
+                    if known is not None and row == known:
+                        # The collector of garbage looks at what is new, and calls wait for it.
+                        row = known
+                    rows[name] = row
                     sums.add(row)
-                    if record.attachment is not None:
-                        connections[name] = record.attachment.connection_id
+                    if row.connection_id is not None and not row.is_attached:
+                        connected.append(row)
             after = page.following
             if after is None:
                 break
@@ -447,11 +458,9 @@ class Looks:
             if not self._is_long.done():
                 self._is_long.set_result(None)
             await asyncio.sleep(min(0.05, (loop.time() - began) * _GAP))
-        for name, connection_id in connections.items():
-            row = rows[name]
-            if not row.is_attached:
-                row.transport = _transport(connection_id, rows)
-                sums.transports[row.transport] += row.is_attached
+        for row in connected:
+            row.transport = _transport(row, rows)
+            sums.transports[row.transport] += row.is_attached
         made = last.made
         if now - self._ends_at >= max(self._ends_every, self._ends_took * _SHARE_OF_ENDS):
             await self._asked(self.newest_ends())
@@ -492,19 +501,17 @@ class Looks:
     def newer(self, record: SessionRecord, row: Row) -> Row:
         """A row of the last look, as its session is now."""
         newest = self._row(record, row.digest)
-        if record.attachment is not None:
-            newest.transport = _kind(record.attachment.connection_id) or "http"
+        if newest.connection_id is not None:
+            newest.transport = _kind(newest.connection_id) or "http"
         return newest
 
     def _row(self, record: SessionRecord, name: str) -> Row:
         attachment = record.attachment
-        process = process_of(attachment.connection_id) if attachment is not None else None
         return Row(
             record.session_id,
             name,
             record.mode.value,
-            "http" if record.mode is Mode.TRANSPORT else NOWHERE,
-            process,
+            attachment.connection_id if attachment is not None else None,
             (client_name(record.client.peer) or "")[:_NAME],
             (principal_name(record.principal) or ANONYMOUS)[:_NAME],
             record.life.created_at,
@@ -513,6 +520,7 @@ class Looks:
             record.fencing_epoch,
             len(record.client.subscriptions),
             troubles(record.story, self.clock() - HOUR),
+            "http" if record.mode is Mode.TRANSPORT else NOWHERE,
         )
 
 
@@ -520,6 +528,7 @@ def _kind(connection_id: str) -> str | None:
     return next((each for each in _KINDS if connection_id.startswith(f"{each}-")), None)
 
 
-def _transport(connection_id: str, rows: Mapping[str, Row]) -> str:
+def _transport(row: Row, rows: Mapping[str, Row]) -> str:
+    connection_id = row.connection_id or ""
     # An HTTP connection has the id of its own session.
     return _kind(connection_id) or ("http" if digest(connection_id) in rows else NOWHERE)

@@ -6,6 +6,7 @@ end with the process.
 
 from __future__ import annotations
 
+import bisect
 import copy
 import heapq
 import math
@@ -305,10 +306,14 @@ class MemoryStore(EventsInMemory, Expiring, EndsInMemory):
         return [record for record in records if record.principal == principal]
 
     async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
-        # Ids are random: those that come and go between two pages move no other.
-        ids = heapq.nsmallest(limit, (each for each in self._sessions if each > (after or "")))
+        # Sorted once for all pages: those that come and go between two pages move no other.
+        if after is None:
+            self._listed = sorted(self._sessions)
+        first = bisect.bisect_right(self._listed, after or "")
+        ids = self._listed[first : first + limit]
         following = ids[-1] if len(ids) == limit else None
-        return SessionPage([self._sessions[each].record for each in ids], following)
+        there = (self._sessions.get(each) for each in ids)
+        return SessionPage([each.record for each in there if each is not None], following)
 
     async def change_state(
         self,

@@ -63,6 +63,8 @@ class Tables:
     def __init__(self) -> None:
         self._policy, self._idle_times, self._window = _POLICY, _IDLE_TIMES, _WINDOW
         self._sessions: dict[SessionId, MemorySession] = {}
+        # Those of the last reading of all pages, in order.
+        self._listed: list[SessionId] = []
         self._by_principal: dict[Principal, Owner] = {}
         self._by_uri: dict[str, dict[SessionId, None]] = {}
         # Connection → the last event of each carried session that its GET stream has.
