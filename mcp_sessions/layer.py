@@ -285,7 +285,7 @@ class SessionLayer:
             ConfigurationError: Jinja2 is not installed, the layer has no store, or its server has
                 authentication of its own and there is no ``auth``.
         """
-        from mcp_sessions.dashboard.of_layer import dashboard_of
+        from mcp_sessions.dashboard.layer_dashboard import dashboard_of
 
         return dashboard_of(self._assembly, auth, actions=actions)
 

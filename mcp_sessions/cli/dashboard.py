@@ -15,8 +15,8 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 
 if TYPE_CHECKING:
-    from mcp_sessions.dashboard.door import Lock
-    from mcp_sessions.dashboard.looks import Fleet
+    from mcp_sessions.dashboard.access_control import Guard
+    from mcp_sessions.dashboard.snapshots import Fleet
     from mcp_sessions.stores.operator import OperatorStore
 
 PORT = 8090
@@ -60,29 +60,29 @@ def main(arguments: Sequence[str]) -> int:
             )
         import anyio
 
-        anyio.run(_serve, options, _lock(options))
+        anyio.run(_serve, options, _guard(options))
     return 0
 
 
-def _lock(options: argparse.Namespace) -> Lock | None:
+def _guard(options: argparse.Namespace) -> Guard:
     from mcp_sessions.access import Access
-    from mcp_sessions.dashboard.door import lock_of
+    from mcp_sessions.dashboard.access_control import loopback_guard, operator_guard
 
     authentication = Access(api_keys=options.api_keys).authenticating()("")
     if authentication is None:
-        return None
-    return lock_of(authentication, lambda reason, address, principal: None)
+        return loopback_guard
+    return operator_guard(authentication, lambda reason, address, principal: None)
 
 
-async def _serve(options: argparse.Namespace, lock: Lock | None) -> None:
+async def _serve(options: argparse.Namespace, guard: Guard) -> None:
     import time
 
     import uvicorn
 
     from mcp_sessions.cli.serve import listening_socket
+    from mcp_sessions.dashboard.access_control import guarded
     from mcp_sessions.dashboard.application import Dashboard
-    from mcp_sessions.dashboard.door import locked
-    from mcp_sessions.dashboard.looks import Looks
+    from mcp_sessions.dashboard.snapshots import Snapshots
     from mcp_sessions.server.dispatch.admin import ended_outside
     from mcp_sessions.stores.operator import open_for_operator
 
@@ -93,12 +93,14 @@ async def _serve(options: argparse.Namespace, lock: Lock | None) -> None:
         # A SQLite file that is missing is an error now, and not on the page.
         await store.made()
         fleet, leave = await _fleet_of(store)
-        looks = Looks(
+        snapshots = Snapshots(
             store, fleet, policy=policy, clock=time.time, is_leaving=lambda: server.should_exit
         )
-        app = locked(
-            Dashboard(looks, title=types.redacted(options.store), actions=options.actions).app(),
-            lock,
+        app = guarded(
+            Dashboard(
+                snapshots, title=types.redacted(options.store), actions=options.actions
+            ).app(),
+            guard,
         )
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, timeout_graceful_shutdown=3,
@@ -120,7 +122,7 @@ async def _serve(options: argparse.Namespace, lock: Lock | None) -> None:
 
 async def _fleet_of(store: OperatorStore) -> tuple[Fleet, Callable[[], Awaitable[None]]]:
     """Return the servers that share the store, and what leaves them again."""
-    from mcp_sessions.dashboard.looks import NoFleet
+    from mcp_sessions.dashboard.snapshots import NoFleet
     from mcp_sessions.security import mint_process
     from mcp_sessions.server.cluster import fleet
     from mcp_sessions.server.cluster.codec import VERSION

@@ -38,7 +38,7 @@ from mcp_sessions.cli.session_rows import (
     screen,
     story_of,
 )
-from mcp_sessions.core.ends import SessionEnd
+from mcp_sessions.core.ends import SessionEnd, is_called
 from mcp_sessions.core.life import has_come
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError
@@ -257,18 +257,10 @@ async def _meant(
     if record is not None:
         return [record]
     of_client = [
-        *(each for each in ends if _is_called(name, each.client)),
-        *(each for each in live if _is_called(name, client_name(each.client.peer))),
+        *(each for each in ends if is_called(name, each.client)),
+        *(each for each in live if is_called(name, client_name(each.client.peer))),
     ]
     return of_client or [await _end_of(name, ends, operator_store)]
-
-
-def _is_called(name: str, client: str | None) -> bool:
-    """Whether a name is that of a client, with its version or without."""
-    return client is not None and name.lower() in (
-        client.lower(),
-        client.lower().rpartition(" ")[0],
-    )
 
 
 def _named(name: str, live: Sequence[SessionRecord]) -> SessionRecord:

@@ -208,3 +208,9 @@ def duration(seconds: int) -> str:
             parts.append(f"{seconds // length}{unit}")
             seconds %= length
     return "".join(parts[:2])
+
+
+def is_called(name: str, client: str | None) -> bool:
+    """Whether a name is that of a client, with its version or without."""
+    known, wanted = (client or "").lower(), name.lower()
+    return wanted != "" and wanted in (known, known.rpartition(" ")[0])

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from mcp_sessions.dashboard.looks import Looks
+from mcp_sessions.dashboard.snapshots import Snapshots
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.server.cluster.replica_messages import Instruct
 
@@ -27,8 +27,8 @@ _LONGEST = 2_000
 
 
 class Actions:
-    def __init__(self, looks: Looks) -> None:
-        self._looks = looks
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
 
     def routes(self) -> list[Route]:
         return [
@@ -40,11 +40,11 @@ class Actions:
     async def _end(self, request: Request) -> Response:
         await _check(request)
         name = request.path_params["name"]
-        row = (await self._looks.whole()).by_digest.get(name)
+        row = (await self._snapshots.whole()).by_digest.get(name)
         if row is None:
             raise HTTPException(404, "no such session is there")
         try:
-            await self._looks.store.end(row.session_id)
+            await self._snapshots.store.end(row.session_id)
         except StoreUnavailable as failed:
             raise HTTPException(503, f"the store does not answer: {failed}") from failed
         return _back(request, f"session/{name}")
@@ -60,10 +60,10 @@ class Actions:
     async def _instruct(self, request: Request, message: Instruct) -> None:
         await _check(request)
         process = request.path_params["process"]
-        if not any(each["process"] == process for each in (await self._looks.whole()).replicas):
+        if not any(each["process"] == process for each in (await self._snapshots.whole()).replicas):
             raise HTTPException(404, "no such replica answered")
         try:
-            if not await self._looks.fleet.instruct(process, message):
+            if not await self._snapshots.fleet.instruct(process, message):
                 raise HTTPException(503, "the replica is gone")
         except StoreUnavailable as failed:
             raise HTTPException(503, f"the store does not answer: {failed}") from failed
@@ -108,15 +108,24 @@ async def _check(request: Request) -> None:
     fits = site == "same-origin" if site is not None else _is_of(origin, host)
     if not fits or (origin is not None and not _is_of(origin, host)):
         raise HTTPException(403, "this form is of another page")
+    given = await field_of(request, "token")
+    cookie = request.cookies.get(COOKIE, "")
+    if not cookie or not hmac.compare_digest(given.encode(), token_of(cookie).encode()):
+        raise HTTPException(403, "this form is too old: load the page again")
+
+
+async def field_of(request: Request, name: str) -> str:
+    """Return a field of a form. Empty: it is not there.
+
+    Raises:
+        HTTPException: 413, the form is too long.
+    """
     body = b""
     async for part in request.stream():
         body += part
         if len(body) > _LONGEST:
             raise HTTPException(413, "that is no form of this page")
-    given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0]
-    cookie = request.cookies.get(COOKIE, "")
-    if not cookie or not hmac.compare_digest(given.encode(), token_of(cookie).encode()):
-        raise HTTPException(403, "this form is too old: load the page again")
+    return parse_qs(body.decode("utf-8", "replace")).get(name, [""])[0]
 
 
 def _is_of(origin: str | None, host: str) -> bool:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, TypeVar
-from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,9 +21,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mcp_sessions.core.ends import is_called
 from mcp_sessions.dashboard import views
-from mcp_sessions.dashboard.actions import Actions, cookie_of, set_cookie, token_of
-from mcp_sessions.dashboard.looks import Look, Looks
+from mcp_sessions.dashboard.actions import Actions, cookie_of, field_of, set_cookie, token_of
+from mcp_sessions.dashboard.snapshots import Snapshot, Snapshots
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import digest
 
@@ -51,9 +51,6 @@ MOST_WAITING = 100
 
 _HEARTBEAT = 15.0
 """Seconds after which a page that does not change hears that it is live."""
-
-_LONGEST = 2_000
-"""Bytes of a form."""
 
 _DIGITS = re.compile(r"[0-9a-f]{4,12}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{12}", re.ASCII)
@@ -93,14 +90,14 @@ class Dashboard:
     """Serve the pages of one store.
 
     Args:
-        looks: What they show.
+        snapshots: What they show.
         title: Names what they are about: the store, or the server.
         actions: Who sees the page may end a session, drain a replica and stop a process.
     """
 
-    def __init__(self, looks: Looks, *, title: str, actions: bool = False) -> None:
-        self._looks, self._title = looks, title
-        self._actions = Actions(looks) if actions else None
+    def __init__(self, snapshots: Snapshots, *, title: str, actions: bool = False) -> None:
+        self._snapshots, self._title = snapshots, title
+        self._actions = Actions(snapshots) if actions else None
         self._streams = 0
         self._turns, self._reads = Turns(1), Turns(4)
         self._templates = Environment(
@@ -149,16 +146,11 @@ class Dashboard:
         return answer
 
     async def _find(self, request: Request) -> Response:
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > _LONGEST:
-                raise HTTPException(413, "that is no name of a session")
-        given = parse_qs(body.decode("utf-8", "replace")).get("name", [""])[0].strip()
-        look = await self._looks.whole()
+        given = (await field_of(request, "name")).strip()
+        snapshot = await self._snapshots.whole()
         # A name of a client is in the page anyway. All else may be an id, which is a credential:
         # only its digest goes on.
-        where = await self._turns.made(lambda: _found(given, look)) or digest(given)
+        where = await self._turns.made(lambda: _found(given, snapshot)) or digest(given)
         return RedirectResponse(f"{_root(request)}/session/{where}", 303)
 
     async def _static(self, request: Request) -> Response:
@@ -172,91 +164,79 @@ class Dashboard:
 
     # --- views -----------------------------------------------------------------------------------
 
-    async def _made(self, request: Request, view: str, look: Look | None = None) -> Page:
-        look = look or await self._looks.now()
-        query = request.query_params
+    async def _made(self, request: Request, view: str, snapshot: Snapshot | None = None) -> Page:
+        snapshot = snapshot or await self._snapshots.now()
+        query, asked = request.query_params, ""
         match view:
             case "now":
-                values = await self._turns.made(lambda: views.now(look))
-                return Page("now.html", "Now", {"look": look, **values})
+                values = await self._turns.made(lambda: views.now(snapshot))
             case "sessions":
-                chosen = views.Filter.of(query, look)
-                values = await self._turns.made(lambda: views.sessions(look, chosen))
-                values = {"look": look, **values}
+                chosen = views.Filter.of(query, snapshot)
+                values = await self._turns.made(lambda: views.sessions(snapshot, chosen))
                 asked = f"?{chosen.query(page=chosen.page)}"
-                return Page("sessions.html", "Sessions", values, query=asked)
             case "ended":
-                values = await self._turns.made(lambda: views.ends(look, query))
-                values = {"look": look, **values}
+                values = await self._turns.made(lambda: views.ends(snapshot, query))
                 asked = f"?reason={values['reason']}&page={values['page']}"
-                return Page("ended.html", "Ended sessions", values, query=asked)
             case "replicas":
                 async with self._reads:
-                    values = await views.replicas(look, self._looks.fleet)
-                return Page("replicas.html", "Replicas", {"look": look, **values})
+                    values = await views.replicas(snapshot, self._snapshots.fleet)
             case "servers":
-                return Page("servers.html", "Servers", {"look": look, **views.servers(look)})
+                values = views.servers(snapshot)
             case "tasks":
                 async with self._reads:
-                    values = await self._stored(views.tasks(look, self._looks.store), {})
-                return Page(
-                    "tasks.html", "Tasks", {"look": look, "tasks": [], "count": 0, **values}
-                )
+                    values = await views.tasks(snapshot, self._snapshots.store)
             case "session" if "name" in request.path_params:
-                return await self._session(request, look)
+                return await self._session(request, snapshot)
             case _:
                 raise HTTPException(404, "there is no such view")
+        values = {"snapshot": snapshot, **values}
+        return Page(f"{view}.html", VIEWS[view], values, query=asked)
 
-    async def _session(self, request: Request, look: Look) -> Page:
+    async def _session(self, request: Request, snapshot: Snapshot) -> Page:
         name = request.path_params["name"]
         if name == "client":
             wanted = request.query_params.get("name", "")[:100]
-            values = await self._turns.made(lambda: views.of_client(wanted, look))
+            values = await self._turns.made(lambda: views.of_client(wanted, snapshot))
             if not values["rows"] and not values["ends"]:
                 raise HTTPException(404, "no client is called so")
-            values = {"look": look, **values}
+            values = {"snapshot": snapshot, **values}
             asked = f"?{views.urlencode({'name': wanted})}"
             return Page("client.html", f"Client {wanted}", values, query=asked)
         if not _DIGITS.fullmatch(name):
             raise HTTPException(404, "a session is named by the digits of its digest")
         title = f"Session {name}"
-        if look.is_begun and name not in look.by_digest:
-            look = await self._looks.whole()
-        row = look.by_digest.get(name)
-        session_id = row.session_id if row is not None else look.expired.get(name)
+        if snapshot.is_begun and name not in snapshot.by_digest:
+            snapshot = await self._snapshots.whole()
+        row = snapshot.by_digest.get(name)
+        session_id = row.session_id if row is not None else snapshot.expired.get(name)
         if session_id is not None:
             try:
                 async with self._reads:
-                    whole = await self._looks.store.whole(session_id)
+                    whole = await self._snapshots.store.whole(session_id)
                 # Without a record it ended since.
-                ends = look.ends if whole is not None else await self._looks.newest_ends()
+                ends = snapshot.ends if whole is not None else await self._snapshots.newest_ends()
             except StoreUnavailable as failed:
-                away = replace(look, failure=str(failed) or "it is away")
-                return Page("away.html", title, {"look": away, "digest": name}, 503)
+                away = replace(snapshot, failure=str(failed) or "it is away")
+                return Page("away.html", title, {"snapshot": away, "digest": name}, 503)
             if whole is not None and row is not None:
-                values = views.live(self._looks.newer(whole.record, row), whole, look)
-                return Page("session.html", title, {"look": look, **values})
+                values = views.live(self._snapshots.newer(whole.record, row), whole, snapshot)
+                return Page("session.html", title, {"snapshot": snapshot, **values})
             if whole is not None:
-                values = views.ended(self._looks.times.end_of_expired(whole.record), look)
-                return Page("session.html", title, {"look": look, **values})
-            look = replace(look, ends=ends)
-        return await self._turns.made(lambda: self._gone(name, title, look))
+                values = views.ended(self._snapshots.times.end_of_expired(whole.record), snapshot)
+                return Page("session.html", title, {"snapshot": snapshot, **values})
+            snapshot = replace(snapshot, ends=ends)
+        return await self._turns.made(lambda: self._gone(name, title, snapshot))
 
-    def _gone(self, name: str, title: str, look: Look) -> Page:
-        for end in reversed(look.ends):
+    def _gone(self, name: str, title: str, snapshot: Snapshot) -> Page:
+        for end in reversed(snapshot.ends):
             if end.session.startswith(name):
-                return Page("session.html", title, {"look": look, **views.ended(end, look)})
-        self._looks.want_ends()
-        alike = [each for each in look.by_digest if each.startswith(name) and each != name]
-        values = {"look": look, "alike": alike[:20], **views.unknown(look, name)}
+                return Page(
+                    "session.html", title, {"snapshot": snapshot, **views.ended(end, snapshot)}
+                )
+        self._snapshots.want_ends()
+        alike = [each for each in snapshot.by_digest if each.startswith(name) and each != name]
+        values = {"snapshot": snapshot, "alike": alike[:20], **views.unknown(snapshot, name)}
         return Page("unknown.html", title, values, 404)
-
-    async def _stored(self, asked: Awaitable[Any], otherwise: Any) -> Any:
-        """What the store says; while it is away, something else. The page says that it is away."""
-        try:
-            return await asked
-        except StoreUnavailable:
-            return otherwise
 
     def _whole(self, request: Request, view: str, page: Page, cookie: str) -> str:
         root = _root(request)
@@ -271,7 +251,7 @@ class Dashboard:
             "view": view,
             "views": VIEWS,
             "about": self._title,
-            "hint": self._looks.fleet.hint,
+            "hint": self._snapshots.fleet.hint,
             "title": page.title,
             "template": page.template,
             "acts": self._actions is not None,
@@ -304,10 +284,10 @@ class Dashboard:
         # The server reads one part, and the next one when the client has taken it.
         shown, loop = "", asyncio.get_running_loop()
         began_at = said_at = loop.time()
-        async with aclosing(self._looks.changes(often=view == "session")) as looks:
-            async for look in looks:
+        async with aclosing(self._snapshots.changes(often=view == "session")) as snapshots:
+            async for snapshot in snapshots:
                 try:
-                    text = await self._part(request, view, look)
+                    text = await self._part(request, view, snapshot)
                 except HTTPException:
                     # The page asks again, and is told why.
                     return
@@ -320,8 +300,8 @@ class Dashboard:
                 if loop.time() - began_at >= STREAM_LASTS:
                     return
 
-    async def _part(self, request: Request, view: str, look: Look) -> str:
-        page = await self._made(request, view, look)
+    async def _part(self, request: Request, view: str, snapshot: Snapshot) -> str:
+        page = await self._made(request, view, snapshot)
         cookie, _ = cookie_of(request)
         template = self._templates.get_template("part.html")
         values = self._values(request, view, page, cookie)
@@ -397,25 +377,16 @@ def _root(request: Request) -> str:
     return request.scope.get("root_path", "").rstrip("/")
 
 
-def _found(given: str, look: Look) -> str | None:
+def _found(given: str, snapshot: Snapshot) -> str | None:
     """The rest of the path to what somebody looks for; None: no digest and no client is so."""
     if _DIGITS.fullmatch(given):
-        known = {*look.by_digest, *(end.session for end in look.ends)}
+        known = {*snapshot.by_digest, *(end.session for end in snapshot.ends)}
         found = [each for each in known if each.startswith(given)]
         return found[0] if len(found) == 1 else given
-    if given and any(given.lower() in _names(each) for each in _clients(look)):
+    clients = {row.client for row in snapshot.rows} | {end.client for end in snapshot.ends}
+    if any(is_called(given, each) for each in clients):
         return f"client?{views.urlencode({'name': given})}"
     return None
-
-
-def _clients(look: Look) -> set[str]:
-    found = {row.client for row in look.rows} | {end.client or "" for end in look.ends}
-    return found - {""}
-
-
-def _names(client: str) -> tuple[str, str]:
-    known = client.lower()
-    return known, known.rpartition(" ")[0]
 
 
 def _file(name: str) -> tuple[bytes, str, str]:

@@ -9,19 +9,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from mcp_sessions.core.ends import (
-    EndReason,
-    SessionEnd,
-    duration,
-)
+from mcp_sessions.core.ends import EndReason, SessionEnd, duration, is_called
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.story import Told, Why, read, why_it_lives
 from mcp_sessions.core.task import TaskRecord
-from mcp_sessions.dashboard.looks import HOUR, Fleet, Look, Numbers, Row
+from mcp_sessions.dashboard.snapshots import HOUR, Fleet, Numbers, Row, Snapshot
+from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import EVENTS, GET_STREAM, SessionId, digest, replica_name
 from mcp_sessions.stores.ends_contract import why_unknown
 from mcp_sessions.stores.operator import OperatorStore
@@ -90,12 +88,12 @@ class Filter:
     page: int = 1
 
     @classmethod
-    def of(cls, query: Mapping[str, str], look: Look) -> Filter:
+    def of(cls, query: Mapping[str, str], snapshot: Snapshot) -> Filter:
         sort = query.get("sort", "idle")
         wanted = [query.get(each, "")[:100] for each in _FILTERS]
         return cls(
             # An id of a session is a credential, which no page shows.
-            *("" if digest(each) in look.by_digest else each for each in wanted),
+            *("" if digest(each) in snapshot.by_digest else each for each in wanted),
             sort=sort if sort in SORTS else "idle",
             is_reversed=query.get("reversed") == "1",
             page=_number(query.get("page", "1")),
@@ -128,11 +126,11 @@ _FILTERS = ("client", "principal", "mode", "transport", "replica")
 # --- now -----------------------------------------------------------------------------------------
 
 
-def now(look: Look) -> Values:
-    sums, size = look.sums, look.size
-    late = [end for end in look.ends if end.at > look.at - HOUR]
+def now(snapshot: Snapshot) -> Values:
+    sums, size = snapshot.sums, snapshot.size
+    late = [end for end in snapshot.ends if end.at > snapshot.at - HOUR]
     return {
-        "sessions": size.sessions if look.is_begun and size is not None else len(look.rows),
+        "sessions": size.sessions if snapshot.is_begun and size is not None else len(snapshot.rows),
         "attached": sums.transports.total(),
         "modes": sums.modes.most_common(),
         "transports": [each for each in sums.transports.most_common() if each[1]],
@@ -142,22 +140,22 @@ def now(look: Look) -> Values:
             (reason, SAID_OF_ENDS[reason], count)
             for reason, count in Counter(end.reason for end in late).most_common()
         ],
-        "calls": sum(int(each.get("running", 0)) for each in look.replicas),
-        "children": sum(len(each.get("children", ())) for each in look.replicas),
-        "tasks": len(look.tasks),
+        "calls": sum(int(each.get("running", 0)) for each in snapshot.replicas),
+        "children": sum(len(each.get("children", ())) for each in snapshot.replicas),
+        "tasks": len(snapshot.tasks),
         "counts": [
-            (what, count, round(look.rates.get(what, 0)))
-            for what, count in Counter(look.counts).most_common()
+            (what, count, round(snapshot.rates.get(what, 0)))
+            for what, count in Counter(snapshot.counts).most_common()
         ],
         "troubles": _troubles(sums.troubled),
-        "readings": _readings(look.replicas),
-        "strangers": strangers(look),
+        "readings": _readings(snapshot.replicas),
+        "strangers": strangers(snapshot),
         "lines": [
-            ("Sessions", line([each.sessions for each in look.history])),
-            ("Attached", line([each.attached for each in look.history])),
-            *([("Running calls", line(_calls(look.history)))] if look.replicas else []),
+            ("Sessions", line([each.sessions for each in snapshot.history])),
+            ("Attached", line([each.attached for each in snapshot.history])),
+            *([("Running calls", line(_calls(snapshot.history)))] if snapshot.replicas else []),
         ],
-        "warnings": warnings(look),
+        "warnings": warnings(snapshot),
     }
 
 
@@ -184,10 +182,10 @@ def _readings(replicas: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     return [(text, total[each]) for each, text in SAID_OF_READINGS.items()]
 
 
-def strangers(look: Look) -> list[tuple[str, int]]:
+def strangers(snapshot: Snapshot) -> list[tuple[str, int]]:
     """Sessions that clients name and that are not there, with the number of requests."""
     total = Counter[str]()
-    for each in look.replicas:
+    for each in snapshot.replicas:
         total.update(each.get("strangers", {}))
     return total.most_common(_TOP)
 
@@ -202,10 +200,10 @@ def line(values: Sequence[int]) -> Values:
     return {"points": " ".join(points), "newest": values[-1] if values else 0, "most": top}
 
 
-def warnings(look: Look) -> list[tuple[str, str]]:
+def warnings(snapshot: Snapshot) -> list[tuple[str, str]]:
     """What an operator should look at first, and where."""
     found: list[tuple[str, str]] = []
-    for each in look.replicas:
+    for each in snapshot.replicas:
         off = float(each.get("clock_off", 0.0))
         if abs(off) >= _CLOCK:
             side = "ahead" if off > 0 else "behind"
@@ -213,10 +211,10 @@ def warnings(look: Look) -> list[tuple[str, str]]:
                 (f"The clock of replica {each['name']} is {duration(round(abs(off)))} {side}.",
                  "replicas")
             )  # fmt: skip
-    emptied = [end for end in look.ends if end.reason is EndReason.EMPTIED]
+    emptied = [end for end in snapshot.ends if end.reason is EndReason.EMPTIED]
     if emptied:
         found.append(
-            (f"The store was emptied or replaced {ago(look.at - emptied[-1].at)} ago. "
+            (f"The store was emptied or replaced {ago(snapshot.at - emptied[-1].at)} ago. "
              f"{len(emptied)} sessions ended by that.", "ended?reason=emptied")
         )  # fmt: skip
     return found
@@ -235,22 +233,22 @@ _CLOCK = 5.0
 # --- sessions ------------------------------------------------------------------------------------
 
 
-def sessions(look: Look, chosen: Filter) -> Values:
-    found = [row for row in look.rows if chosen.takes(row)]
+def sessions(snapshot: Snapshot, chosen: Filter) -> Values:
+    found = [row for row in snapshot.rows if chosen.takes(row)]
     found.sort(key=SORTS[chosen.sort][1], reverse=chosen.is_reversed)
     pages = max(1, math.ceil(len(found) / PAGE))
     page = min(chosen.page, pages)
     return {
-        "rows": [_shown(row, look.at) for row in found[(page - 1) * PAGE : page * PAGE]],
+        "rows": [_shown(row, snapshot.at) for row in found[(page - 1) * PAGE : page * PAGE]],
         "count": len(found),
-        "all": len(look.rows),
+        "all": len(snapshot.rows),
         "page": page,
         "pages": pages,
         "filter": chosen,
         "sorts": SORTS,
-        "modes": sorted({row.mode for row in look.rows}),
-        "transports": sorted({row.transport for row in look.rows}),
-        "replicas": sorted({row.replica for row in look.rows if row.replica}),
+        "modes": sorted({row.mode for row in snapshot.rows}),
+        "transports": sorted({row.transport for row in snapshot.rows}),
+        "replicas": sorted({row.replica for row in snapshot.rows if row.replica}),
     }
 
 
@@ -269,7 +267,7 @@ def ago(seconds: float) -> str:
 # --- one session ---------------------------------------------------------------------------------
 
 
-def live(row: Row, whole: WholeSession, look: Look) -> Values:
+def live(row: Row, whole: WholeSession, snapshot: Snapshot) -> Values:
     """A session that lives, with its story."""
     record = whole.record
     peer, current = record.client.peer, record.client.current
@@ -284,11 +282,11 @@ def live(row: Row, whole: WholeSession, look: Look) -> Values:
         ("Attached", f"by {row.transport}" if row.is_attached else "no"),
         *([("Replica", row.replica)] if row.replica else []),
         ("Protocol", peer.protocol_version if peer is not None else "–"),
-        ("Age", ago(look.at - row.created_at)),
-        ("Idle", ago(look.at - row.used_at) if row.used_at is not None else "–"),
+        ("Age", ago(snapshot.at - row.created_at)),
+        ("Idle", ago(snapshot.at - row.used_at) if row.used_at is not None else "–"),
         (
             "Expires",
-            f"in {ago(row.expires_at - look.at)}" if math.isfinite(row.expires_at) else "never",
+            f"in {ago(row.expires_at - snapshot.at)}" if math.isfinite(row.expires_at) else "never",
         ),
         ("Attached so far", _times(record.fencing_epoch)),
         ("Events", f"{kept} kept, newest {head}"),
@@ -307,7 +305,7 @@ def live(row: Row, whole: WholeSession, look: Look) -> Values:
         related.append(("Its connection", digest(record.attachment.connection_id)))
     calls = [
         {"replica": each["name"], "method": call["method"], "age": ago(call["age"])}
-        for each in look.replicas
+        for each in snapshot.replicas
         for call in each.get("calls", ())
         if call.get("session") == row.digest
     ]
@@ -329,10 +327,10 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def ended(end: SessionEnd, look: Look) -> Values:
+def ended(end: SessionEnd, snapshot: Snapshot) -> Values:
     """A session that ended, with its story."""
     facts: list[tuple[str, str]] = [
-        ("Ended", f"{ago(look.at - end.at)} ago"),
+        ("Ended", f"{ago(snapshot.at - end.at)} ago"),
         ("Reason", end.reason.value),
         *([("Limit", end.limit)] if end.limit else []),
         ("Mode", end.mode.value if end.mode is not None else "–"),
@@ -382,32 +380,28 @@ def _kind(entry: Told) -> str:
             return "bad"
 
 
-def unknown(look: Look, name: str) -> Values:
+def unknown(snapshot: Snapshot, name: str) -> Values:
     """Why nothing is known of a digest."""
-    asked = sum(each.get("strangers", {}).get(name, 0) for each in look.replicas)
-    why = why_unknown(look.ends, look.made, now=look.at)
+    asked = sum(each.get("strangers", {}).get(name, 0) for each in snapshot.replicas)
+    why = why_unknown(snapshot.ends, snapshot.made, now=snapshot.at)
     return {"digest": name, "asked": asked, "why": why}
 
 
-def of_client(name: str, look: Look) -> Values:
+def of_client(name: str, snapshot: Snapshot) -> Values:
     """The sessions of a client that is called so, with its version or without."""
-    wanted = name.lower()
-
-    def is_it(client: str | None) -> bool:
-        known = (client or "").lower()
-        return known != "" and wanted in (known, known.rpartition(" ")[0])
-
     return {
         "name": name,
-        "rows": [_shown(row, look.at) for row in look.rows if is_it(row.client)][:PAGE],
-        "ends": [end for end in reversed(look.ends) if is_it(end.client)][:PAGE],
+        "rows": [_shown(row, snapshot.at) for row in snapshot.rows if is_called(name, row.client)][
+            :PAGE
+        ],
+        "ends": [end for end in reversed(snapshot.ends) if is_called(name, end.client)][:PAGE],
     }
 
 
-def ends(look: Look, query: Mapping[str, str]) -> Values:
+def ends(snapshot: Snapshot, query: Mapping[str, str]) -> Values:
     wanted = query.get("reason", "")
     reason = wanted if wanted in {each.value for each in EndReason} else ""
-    found = [end for end in reversed(look.ends) if reason in ("", end.reason.value)]
+    found = [end for end in reversed(snapshot.ends) if reason in ("", end.reason.value)]
     pages = max(1, math.ceil(len(found) / PAGE))
     page = min(_number(query.get("page", "1")), pages)
     return {
@@ -416,17 +410,17 @@ def ends(look: Look, query: Mapping[str, str]) -> Values:
         "page": page,
         "pages": pages,
         "reason": reason,
-        "reasons": sorted({end.reason.value for end in look.ends}),
+        "reasons": sorted({end.reason.value for end in snapshot.ends}),
     }
 
 
 # --- replicas, servers and tasks -----------------------------------------------------------------
 
 
-async def replicas(look: Look, fleet: Fleet) -> Values:
+async def replicas(snapshot: Snapshot, fleet: Fleet) -> Values:
     """Those that answered, and those that sessions name."""
-    said = {str(each.get("process")): each for each in look.replicas}
-    attached = Counter(row.process for row in look.rows if row.process is not None)
+    said = {str(each.get("process")): each for each in snapshot.replicas}
+    attached = Counter(row.process for row in snapshot.rows if row.process is not None)
     rows: list[Values] = []
     for process in sorted({*said, *attached}):
         facts = said.get(process)
@@ -446,9 +440,9 @@ async def replicas(look: Look, fleet: Fleet) -> Values:
     return {"replicas": rows}
 
 
-def servers(look: Look) -> Values:
+def servers(snapshot: Snapshot) -> Values:
     rows: list[Values] = []
-    for each in look.replicas:
+    for each in snapshot.replicas:
         for child in each.get("children", ()):
             rows.append(
                 {
@@ -462,28 +456,25 @@ def servers(look: Look) -> Values:
     return {
         "children": rows[: 4 * PAGE],
         "count": len(rows),
-        "servers": [each["server"] for each in look.replicas if each.get("server")],
+        "servers": [each["server"] for each in snapshot.replicas if each.get("server")],
         "memory": size(
             sum(
                 child.get("memory") or 0
-                for each in look.replicas
+                for each in snapshot.replicas
                 for child in each.get("children", ())
             )
         ),
     }
 
 
-async def tasks(look: Look, store: OperatorStore) -> Values:
+async def tasks(snapshot: Snapshot, store: OperatorStore) -> Values:
+    """The newest tasks. While the store is away there are none, and the page says that it is."""
     rows: list[Values] = []
-    for created_at, task_id in look.tasks[:_TASKS]:
-        rows.append(
-            {
-                "digest": digest(task_id),
-                "age": ago(look.at - created_at),
-                **await _task(task_id, store),
-            }
-        )
-    return {"tasks": rows, "count": len(look.tasks)}
+    with suppress(StoreUnavailable):
+        for created_at, task_id in snapshot.tasks[:_TASKS]:
+            known = {"digest": digest(task_id), "age": ago(snapshot.at - created_at)}
+            rows.append(known | await _task(task_id, store))
+    return {"tasks": rows, "count": len(snapshot.tasks)}
 
 
 async def _task(task_id: SessionId, store: OperatorStore) -> Values:

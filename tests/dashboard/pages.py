@@ -12,9 +12,9 @@ import httpx2
 from mcp_sessions.core.ends import SessionEnd, StoreMade
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.story import Entry
+from mcp_sessions.dashboard.access_control import guarded, loopback_guard
 from mcp_sessions.dashboard.application import Dashboard
-from mcp_sessions.dashboard.door import locked
-from mcp_sessions.dashboard.looks import Fleet, Looks, NoFleet
+from mcp_sessions.dashboard.snapshots import Fleet, NoFleet, Snapshots
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
@@ -72,7 +72,7 @@ class Pages:
     """A browser without JavaScript."""
 
     client: httpx2.AsyncClient
-    looks: Looks
+    snapshots: Snapshots
     store: CountingStore
     leaving: list[bool]
     """Not empty: the process is about to stop."""
@@ -98,14 +98,14 @@ class Pages:
 async def pages_of(store: SessionStore, fleet: Fleet | None = None) -> AsyncGenerator[Pages]:
     counting = CountingStore(store)
     leaving: list[bool] = []
-    looks = Looks(
+    snapshots = Snapshots(
         counting, fleet or NoFleet(), policy=ROOMY, clock=time.time,
         is_leaving=lambda: bool(leaving),
     )  # fmt: skip
-    app = locked(Dashboard(looks, title="the store").app(), None)
+    app = guarded(Dashboard(snapshots, title="the store").app(), loopback_guard)
     transport = httpx2.ASGITransport(app=app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://localhost:8090") as client:
-        yield Pages(client, looks, counting, leaving)
+        yield Pages(client, snapshots, counting, leaving)
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from mcp.server import MCPServer
 from mcp_sessions import SessionLayer
 from mcp_sessions.ids import digest
 from mcp_sessions.testing import MakeTwoStores
-from tests.dashboard.test_of_layer import ACCEPT, INITIALIZE, begun, browser, call, seen
+from tests.dashboard.test_layer_dashboard import ACCEPT, INITIALIZE, begun, browser, call, seen
 from tests.stores.every_store import every_exchange
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ import anyio
 import pytest
 from starlette.exceptions import HTTPException
 
-from mcp_sessions.dashboard import application, looks
+from mcp_sessions.dashboard import application, snapshots
 from mcp_sessions.dashboard.application import MOST_STREAMS, MOST_WAITING, Turns
 from mcp_sessions.ids import digest
 from mcp_sessions.stores.memory import MemoryStore
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 async def test_a_burst_of_pages_opens_no_more_streams_than_are_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They were counted after the first look had come, so all that waited for it were let in."""
+    """They were counted after the first snapshot had come, so all that waited for it got in."""
     monkeypatch.setattr(application, "STREAM_LASTS", 0.0)
     statuses = Counter[int]()
     async with opened(MemoryStore) as store, pages_of(store) as pages:
@@ -44,7 +44,7 @@ async def test_a_stream_ends_so_that_its_credential_is_asked_for_again(
 ) -> None:
     """A stream of a key that was revoked went on for as long as the page was open."""
     monkeypatch.setattr(application, "STREAM_LASTS", 0.1)
-    monkeypatch.setattr(looks, "EVERY", 0.02)
+    monkeypatch.setattr(snapshots, "EVERY", 0.02)
     async with opened(MemoryStore) as store, pages_of(store) as pages:
         await made(store)
         with anyio.fail_after(20):
@@ -59,9 +59,9 @@ async def test_a_process_that_stops_does_not_wait_for_pages_that_are_open() -> N
         with anyio.fail_after(20):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(pages.client.get, "/live/now")
-                await until(lambda: pages.looks.watchers == 1, "the page is open")
+                await until(lambda: pages.snapshots.watchers == 1, "the page is open")
                 pages.leaving.append(True)
-        assert pages.looks.watchers == 0
+        assert pages.snapshots.watchers == 0
 
 
 async def test_between_two_pages_others_have_their_turn() -> None:

@@ -1,6 +1,6 @@
 """Incidents that an operator finds from the page alone, as ``docs/dashboard.md`` says.
 
-A client that names a dead id is in ``test_of_layer.py``.
+A client that names a dead id is in ``test_layer_dashboard.py``.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.record_changes import Tell
 from mcp_sessions.stores.redis import RedisStore
 from tests.dashboard.pages import PROCESS, attached, made, opened, pages_of
-from tests.dashboard.test_of_layer import ACCEPT, INITIALIZE, begun, browser, seen
+from tests.dashboard.test_layer_dashboard import ACCEPT, INITIALIZE, begun, browser, seen
 from tests.support.duplex import duplex_world
 from tests.support.redis_server import asked, namespace, redis_server, shared_redis
 
@@ -67,11 +67,11 @@ async def test_a_flooder_has_most_sessions_and_its_story_has_the_refusals() -> N
         await made(store)
         overview = await pages.get()
         name = await told(store, "refused max_running_requests tools/call 40")
-        await pages.looks.whole()
+        await pages.snapshots.whole()
 
         assert "mallory</a><b>30</b>" in overview and "flooder 1</a><b>30</b>" in overview
-        clock = pages.looks.clock
-        pages.looks.clock = lambda: clock() + 5
+        clock = pages.snapshots.clock
+        pages.snapshots.clock = lambda: clock() + 5
         said = await pages.get(f"/session/{name}")
         assert "refused tools/call (max_running_requests), 40 times" in said
 
@@ -86,7 +86,7 @@ async def test_a_replica_that_died_gives_no_sign_of_life() -> None:
 
 async def test_a_store_that_was_emptied_is_the_first_line() -> None:
     async with opened(MemoryStore) as store, pages_of(store) as pages:
-        now = pages.looks.clock()
+        now = pages.snapshots.clock()
         end = SessionEnd("0123456789ab", EndReason.EMPTIED, now - 60)
         await store.remember_ends([end], now=now)
 
@@ -134,10 +134,10 @@ async def test_what_is_counted_has_a_rate() -> None:
     before = {"Sessions over (protocol, evicted)": 100}
     replicas = Replicas({"name": "abcdefgh", "process": PROCESS, "counts": before})
     async with opened(MemoryStore) as store, pages_of(store, replicas) as pages:
-        now = pages.looks.clock()
-        pages.looks.clock = lambda: now
+        now = pages.snapshots.clock()
+        pages.snapshots.clock = lambda: now
         assert "evicted)</span><b>100<" in await pages.get()
-        pages.looks.clock = lambda: now + 30
+        pages.snapshots.clock = lambda: now + 30
         replicas.said = ({**replicas.said[0], "counts": {next(iter(before)): 120}},)
         assert "evicted) · 40 a minute</span><b>120<" in await pages.get()
 
@@ -177,7 +177,7 @@ async def test_a_clock_that_is_an_hour_ahead_of_redis_is_the_first_line() -> Non
 
 async def seen_anew(layer: SessionLayer, path: str, text: str) -> None:
     """A new page has a text, in the end. The clock of the layer does not move, so an open one would
-    not look again.
+    not be read again.
     """
     with anyio.fail_after(40):
         while True:

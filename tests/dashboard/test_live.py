@@ -8,7 +8,7 @@ import anyio
 import pytest
 from starlette.types import ASGIApp
 
-from mcp_sessions.dashboard import looks
+from mcp_sessions.dashboard import snapshots
 from mcp_sessions.dashboard.application import MOST_STREAMS, Dashboard
 from mcp_sessions.stores.memory import MemoryStore
 from tests.dashboard.pages import Pages, made, opened, pages_of
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look follows the other at once."""
-    monkeypatch.setattr(looks, "EVERY", 0.01)
-    monkeypatch.setattr(looks, "_FRESH", 0.0)
+    """A snapshot follows the other at once."""
+    monkeypatch.setattr(snapshots, "EVERY", 0.01)
+    monkeypatch.setattr(snapshots, "_FRESH", 0.0)
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Stream:
 
 
 def app_of(pages: Pages) -> ASGIApp:
-    return Dashboard(pages.looks, title="the store").app()
+    return Dashboard(pages.snapshots, title="the store").app()
 
 
 async def test_one_page_too_many_is_refused_and_has_room_when_another_is_closed() -> None:
@@ -120,8 +120,8 @@ async def test_nothing_polls_when_the_last_page_is_closed() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stream.run)
             await stream.has("0 of 0 sessions")
-            assert pages.looks.watchers == 1
+            assert pages.snapshots.watchers == 1
             stream.leaves.set()
 
         await until(lambda: not asyncio.all_tasks() - before, "no task of the page is left")
-        assert pages.looks.watchers == 0
+        assert pages.snapshots.watchers == 0

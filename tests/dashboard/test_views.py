@@ -12,7 +12,7 @@ import pytest
 from mcp_sessions.core.ends import EndReason
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.states import Mode
-from mcp_sessions.dashboard.door import HEADERS
+from mcp_sessions.dashboard.access_control import HEADERS
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.memory import MemoryStore
@@ -35,7 +35,7 @@ async def test_each_view_shows_the_store_and_no_answer_has_a_credential(make: Ma
         first = await made(store)
         second = await made(store, client="cursor 1.2", principal=ANONYMOUS, mode=Mode.TRANSPORT)
         await attached(store, first)
-        now = pages.looks.clock()
+        now = pages.snapshots.clock()
         await store.append(first, Draft(f'{{"{SECRET}": 1}}'.encode(), None), now=now)
         await store.replace_data(first, {SECRET: 1}, expected_version=0)
         await store.change_state(first, {SECRET: 1}, ())
@@ -73,7 +73,7 @@ async def test_a_session_that_ended_is_found_by_its_digest_and_by_its_client(
 ) -> None:
     async with opened(make) as store, pages_of(store) as pages:
         name = await ended_session(pages, "gone-client 1.0")
-        # The page looks at ends now and then.
+        # The page reads ends now and then.
         moved = await pages.post("/find", 303, name=name)
         found = await pages.get(moved.headers["location"])
         by_client = await pages.post("/find", 303, name="gone-client")
@@ -85,7 +85,7 @@ async def test_a_session_that_ended_is_found_by_its_digest_and_by_its_client(
 
 async def test_a_digest_that_nobody_knows_says_what_that_can_mean() -> None:
     async with opened(MemoryStore) as store, pages_of(store) as pages:
-        await store.made(now=pages.looks.clock())
+        await store.made(now=pages.snapshots.clock())
         said = await pages.get("/session/0123456789ab", status=404)
 
         assert "No session 0123456789ab: none is there, and none has ended since" in said
@@ -148,14 +148,14 @@ async def test_no_page_has_a_script_or_a_style_of_its_own() -> None:
 
 
 async def test_a_page_with_ten_thousand_sessions_is_read_in_small_pages_and_once() -> None:
-    """A hundred at a time, and one look for all pages that are open."""
+    """A hundred at a time, and one snapshot for all pages that are open."""
     async with opened(MemoryStore) as store, pages_of(store) as pages:
         for _ in range(10_000):
-            await store.create(Mode.PROTOCOL, ALICE, peer=None, now=pages.looks.clock())
-        # No time passes, so that the three pages share a look.
-        now = pages.looks.clock()
-        pages.looks.clock = lambda: now
-        await pages.looks.whole()
+            await store.create(Mode.PROTOCOL, ALICE, peer=None, now=pages.snapshots.clock())
+        # No time passes, so that the three pages share a snapshot.
+        now = pages.snapshots.clock()
+        pages.snapshots.clock = lambda: now
+        await pages.snapshots.whole()
         texts = [await pages.get(path) for path in ("/", "/sessions", "/sessions?page=200")]
 
         assert "10,000" in texts[0] and "10,000 of 10,000 sessions" in texts[1]
@@ -178,17 +178,17 @@ async def test_the_first_view_of_ten_thousand_sessions_reads_five_hundred(tmp_pa
 
         assert '>10,000</div><div class="label">sessions' in text
         assert "counted from the first 500, and the page is still reading" in text
-        # The look goes on while the page is rendered.
+        # The snapshot goes on while the page is rendered.
         assert 5 <= len(pages.store.pages) < 50 and pages.store.others == 1
         assert used < 0.3
-        look = await pages.looks.whole()
-        assert len(look.rows) == 10_000 and not look.is_begun
+        snapshot = await pages.snapshots.whole()
+        assert len(snapshot.rows) == 10_000 and not snapshot.is_begun
 
 
 async def test_nothing_is_asked_while_no_page_is_open() -> None:
     async with opened(MemoryStore) as store, pages_of(store) as pages:
         await made(store)
-        assert pages.store.pages == [] and pages.looks.watchers == 0
+        assert pages.store.pages == [] and pages.snapshots.watchers == 0
 
 
 async def test_a_store_that_is_away_is_said_and_what_was_known_stays() -> None:
@@ -206,8 +206,8 @@ async def test_a_store_that_is_away_is_said_and_what_was_known_stays() -> None:
 
         pages.store.some_sessions = away  # type: ignore[method-assign]
         pages.store.whole = gone  # type: ignore[method-assign]
-        clock = pages.looks.clock
-        pages.looks.clock = lambda: clock() + 60
+        clock = pages.snapshots.clock
+        pages.snapshots.clock = lambda: clock() + 60
         said = await pages.get("/sessions")
 
         assert "the store is away for this test" in said and digest(session_id) in said

@@ -72,8 +72,8 @@ def call(number: int) -> dict[str, Any]:
 
 
 async def seen(client: httpx2.AsyncClient, path: str, pattern: str) -> str:
-    """The page, as soon as it has what the pattern says. A look is good for a second, and a look at
-    ends for ten.
+    """The page, as soon as it has what the pattern says. A snapshot is good for a second. Ends
+    are read every ten.
     """
     with anyio.fail_after(40):
         while True:

@@ -1,8 +1,8 @@
-"""Look at a store for all pages that are open: one look for all of them, and none if none is open.
+"""Take snapshots of a store: one for all pages that are open, and none if none is open.
 
-A look reads the sessions page by page. It keeps a short row of each and nothing that an application
-or a client stored. The time until the next look depends on the time that the last one took, so that
-looking takes a small part of the store's time, however many sessions it has.
+A snapshot reads the sessions page by page. It keeps a short row of each and nothing that an
+application or a client stored. The time until the next snapshot depends on the time that the last
+one took. So snapshots take a small part of the store's time, however many sessions it has.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from mcp_sessions.stores.probe import StoreSize
 from mcp_sessions.stores.records import SessionRecord
 
 EVERY = 2.0
-"""Seconds between two looks, at least."""
+"""Seconds between two snapshots, at least."""
 
 _SHARE = 5
-"""Times as long as a look took, the next one waits."""
+"""Times as long as a snapshot took, the next one waits."""
 
 _ENDS_EVERY = 10.0
-"""Seconds between two looks at how sessions ended, at least. :data:`EVERY` while somebody looks for
-one that is not there yet."""
+"""Seconds between two readings of how sessions ended, at least. :data:`EVERY` while somebody looks
+for one that is not there yet."""
 
 _SHARE_OF_ENDS = 20
 """Times as long as it took to read the ends, the next time waits: with their stories, ten thousand
@@ -52,16 +52,16 @@ _GAP = 2
 """Times as long as a page took, calls have their turn."""
 
 MOST_ROWS = 50_000
-"""Sessions that a look keeps. The page says if there are more."""
+"""Sessions that a snapshot keeps. The page says if there are more."""
 
 _FRESH = 1.0
-"""Seconds for which a look is good for another request."""
+"""Seconds for which a snapshot is good for another request."""
 
 _PATIENCE = 0.8
-"""Seconds that a page waits for a look. Replicas have a part of them for their answers."""
+"""Seconds that a page waits for a snapshot. Replicas have a part of them for their answers."""
 
 _FIRST = 500
-"""Sessions that a look has read when a page does not wait any more, if there are others."""
+"""Sessions that a snapshot has read when a page does not wait any more, if there are others."""
 
 _NOTICED = 0.5
 """Seconds after which a page that is open notices that the process leaves."""
@@ -72,7 +72,7 @@ HOUR = 3_600.0
 _MINUTE = 60.0
 
 _HISTORY = 150
-"""Looks whose numbers are kept, for the lines of the first view."""
+"""Snapshots whose numbers are kept, for the lines of the first view."""
 
 _NAME = 60
 """Characters of a name, at most."""
@@ -84,7 +84,7 @@ _KINDS = ("websocket", "stdio", "listen")
 
 @dataclass(slots=True)
 class Row:
-    """What a look keeps of a session."""
+    """What a snapshot keeps of a session."""
 
     session_id: SessionId = field(repr=False)
     digest: str
@@ -152,7 +152,7 @@ class Numbers(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Snapshot:
     """What the store had at one time, and what the replicas said."""
 
     number: int
@@ -165,7 +165,7 @@ class Look:
     """There were more sessions."""
 
     is_begun: bool = False
-    """The first look has not read all sessions yet."""
+    """The first snapshot has not read all sessions yet."""
 
     tasks: Sequence[tuple[float, SessionId]] = field(default=(), repr=False)
     """When each task was made, and its id. Newest first."""
@@ -193,7 +193,7 @@ class Look:
     """What all replicas counted since somebody looks."""
 
     rates: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The same, for a minute. Empty: there was no look before."""
+    """The same, for a minute. Empty: there was no snapshot before."""
 
     calls_of_store: int = 0
     history: Sequence[Numbers] = ()
@@ -247,8 +247,8 @@ class NoFleet:
         return False
 
 
-class Looks:
-    """Share looks among pages.
+class Snapshots:
+    """Share snapshots among pages.
 
     Args:
         policy: The times that tell when a session was used.
@@ -268,10 +268,10 @@ class Looks:
         self.store, self.fleet, self.clock = store, fleet, clock
         self.times = IdleTimes(policy.idle_timeout, policy.forget_after or FORGET_AFTER)
         self._is_leaving = is_leaving
-        self._last: Look | None = None
-        self._pending: asyncio.Task[Look] | None = None
+        self._last: Snapshot | None = None
+        self._pending: asyncio.Task[Snapshot] | None = None
         self._is_long: asyncio.Future[None]
-        """Done when the look that runs has read many sessions, and there are others."""
+        """Done when the snapshot that runs has read many sessions, and there are others."""
 
         self._size: StoreSize | None = None
         self._ends: Sequence[SessionEnd] = ()
@@ -280,11 +280,11 @@ class Looks:
         self._ends_every, self._ends_took = _ENDS_EVERY, 0.0
         self._history: deque[Numbers] = deque(maxlen=_HISTORY)
         self._counted: deque[tuple[float, Mapping[str, int]]] = deque()
-        """What was counted by the looks of the last minute, and by one before."""
+        """What was counted by the snapshots of the last minute, and by one before."""
 
         self._so_far: dict[str, Row] = {}
         self._sums = Sums()
-        """What the look that runs has by now."""
+        """What the snapshot that runs has by now."""
 
         self._watchers = 0
         self._calls = 0
@@ -296,31 +296,31 @@ class Looks:
         """Pages that wait for changes."""
         return self._watchers
 
-    async def now(self) -> Look:
-        """A look that is not older than a second, or as the store allows.
+    async def now(self) -> Snapshot:
+        """A snapshot that is not older than a second, or as the store allows.
 
-        A store that is away does not raise: :attr:`Look.failure` says so.
+        A store that is away does not raise: :attr:`Snapshot.failure` says so.
         """
         last = self._last
         if last is not None and self.clock() - last.at < self._pause(last, _FRESH):
             return last
-        # A page comes soon, with what is known: a look at many sessions takes a while.
-        look = self._shared()
+        # A page comes soon, with what is known: a snapshot of many sessions takes a while.
+        snapshot = self._shared()
         await asyncio.wait(
-            {look, self._is_long}, timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED
+            {snapshot, self._is_long}, timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED
         )
         if self._last is not None:
             return self._last
         rows = dict(self._so_far)
-        return Look(
+        return Snapshot(
             0, self.clock(), list(rows.values()), self._sums,
             is_begun=True, size=self._size, by_digest=rows,
         )  # fmt: skip
 
-    async def whole(self) -> Look:
-        """A look at all sessions, as new as :meth:`now` gives it."""
-        look = await self.now()
-        return await asyncio.shield(self._shared()) if look.is_begun else look
+    async def whole(self) -> Snapshot:
+        """A snapshot of all sessions, as new as :meth:`now` gives it."""
+        snapshot = await self.now()
+        return await asyncio.shield(self._shared()) if snapshot.is_begun else snapshot
 
     async def newest_ends(self) -> Sequence[SessionEnd]:
         """How sessions ended, as the store says now. All who ask meanwhile share the answer.
@@ -340,29 +340,29 @@ class Looks:
         return self._ends
 
     def want_ends(self) -> None:
-        """Let the next look read how sessions ended: somebody looks for an end."""
+        """Let the next snapshot read how sessions ended: somebody looks for an end."""
         self._ends_every = EVERY
 
-    async def changes(self, *, often: bool = False) -> AsyncGenerator[Look]:
-        """Each look from now on, as long as somebody reads this and the process does not leave.
+    async def changes(self, *, often: bool = False) -> AsyncGenerator[Snapshot]:
+        """Each snapshot from now on, while somebody reads this and the process does not leave.
 
         Args:
-            often: Also the one before again, every two seconds: the reader looks at one session.
+            often: Also the one before again, every two seconds: the reader shows one session.
         """
         self._watchers += 1
         try:
-            look = await self.now()
-            yield look
+            snapshot = await self.now()
+            yield snapshot
             while True:
-                if look.is_begun:
-                    look = await self.whole()
-                    yield look
-                if not await self._has_passed(EVERY if often else self._pause(look, EVERY)):
+                if snapshot.is_begun:
+                    snapshot = await self.whole()
+                    yield snapshot
+                if not await self._has_passed(EVERY if often else self._pause(snapshot, EVERY)):
                     return
                 newest = await self.now()
-                if often or newest.number != look.number:
+                if often or newest.number != snapshot.number:
                     yield newest
-                look = newest
+                snapshot = newest
         finally:
             self._watchers -= 1
 
@@ -378,27 +378,27 @@ class Looks:
         return False
 
     @staticmethod
-    def _pause(look: Look, least: float) -> float:
-        return max(least, look.took * _SHARE)
+    def _pause(snapshot: Snapshot, least: float) -> float:
+        return max(least, snapshot.took * _SHARE)
 
-    def _shared(self) -> asyncio.Task[Look]:
+    def _shared(self) -> asyncio.Task[Snapshot]:
         if self._pending is None or self._pending.done():
             self._is_long = asyncio.get_running_loop().create_future()
-            self._pending = asyncio.create_task(self._look())
-            watched("a look at the store", self._pending)
+            self._pending = asyncio.create_task(self._take())
+            watched("a snapshot of the store", self._pending)
             self.fleet.hold(self._pending)
         return self._pending
 
-    async def _look(self) -> Look:
-        last = self._last or Look(0, self.clock())
+    async def _take(self) -> Snapshot:
+        last = self._last or Snapshot(0, self.clock())
         try:
-            look = await self._read(last)
+            snapshot = await self._read(last)
         except StoreUnavailable as failed:
-            look = replace(
+            snapshot = replace(
                 last, number=last.number + 1, at=self.clock(), failure=str(failed) or "it is away"
             )
-        self._last = look
-        return look
+        self._last = snapshot
+        return snapshot
 
     async def _asked(self, call: Awaitable[Any]) -> Any:
         loop = asyncio.get_running_loop()
@@ -410,7 +410,7 @@ class Looks:
         self._quickest = min(self._quickest, took)
         return answer
 
-    async def _read(self, last: Look) -> Look:
+    async def _read(self, last: Snapshot) -> Snapshot:
         now, self._calls, self._took, self._quickest = self.clock(), 0, 0.0, math.inf
         loop = asyncio.get_running_loop()
         rows: dict[str, Row] = {}
@@ -481,7 +481,7 @@ class Looks:
                 sum(int(each.get("running", 0)) for each in replicas),
             )
         )
-        return Look(
+        return Snapshot(
             last.number + 1, now, listed, sums, is_cut, False, newest, ends, expired, made,
             replicas, self._size, self._took, self._quickest, counts, self._rates(now, counts),
             self._calls, list(self._history), by_digest=rows,
@@ -499,7 +499,7 @@ class Looks:
         return {each: max(0, counts[each] - before.get(each, 0)) / minutes for each in counts}
 
     def newer(self, record: SessionRecord, row: Row) -> Row:
-        """A row of the last look, as its session is now."""
+        """A row of the last snapshot, as its session is now."""
         newest = self._row(record, row.digest)
         if newest.connection_id is not None:
             newest.transport = _kind(newest.connection_id) or "http"

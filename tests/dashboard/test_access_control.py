@@ -15,28 +15,33 @@ from starlette.responses import PlainTextResponse
 from mcp_sessions.access import Access
 from mcp_sessions.authentication.credential import OPERATOR
 from mcp_sessions.cli.main import main
-from mcp_sessions.dashboard.door import HEADERS, Lock, as_asked, lock_of, locked
+from mcp_sessions.dashboard.access_control import (
+    HEADERS,
+    Guard,
+    application_guard,
+    guarded,
+    loopback_guard,
+    operator_guard,
+)
 from mcp_sessions.principal import Principal
 
 pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def browser(
-    lock: Lock | None, address: str = "127.0.0.1"
-) -> AsyncGenerator[httpx2.AsyncClient]:
-    app = locked(PlainTextResponse("seen"), lock)
+async def browser(guard: Guard, address: str = "127.0.0.1") -> AsyncGenerator[httpx2.AsyncClient]:
+    app = guarded(PlainTextResponse("seen"), guard)
     transport = httpx2.ASGITransport(app=app, client=(address, 4711))
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8090") as client:
         yield client
 
 
-async def test_without_a_lock_this_machine_alone_sees_it() -> None:
-    async with browser(None) as client:
+async def test_without_authentication_this_machine_alone_sees_it() -> None:
+    async with browser(loopback_guard) as client:
         assert (await client.get("/")).text == "seen"
         for headers in ({"host": "attacker.example"}, {"x-forwarded-for": "203.0.113.9"}):
             assert (await client.get("/", headers=headers)).status_code == 403
-    async with browser(None, "203.0.113.9") as client:
+    async with browser(loopback_guard, "203.0.113.9") as client:
         assert (await client.get("/")).status_code == 403
 
 
@@ -64,15 +69,15 @@ def _ignore(reason: str, address: str | None, principal: Principal) -> None:
     """Nobody audits here."""
 
 
-def lock(keys: Keys) -> Lock:
+def guard(keys: Keys) -> Guard:
     authentication = Access(api_keys=str(keys.path)).authenticating()("")
     assert authentication is not None
-    return lock_of(authentication, _ignore)
+    return operator_guard(authentication, _ignore)
 
 
-async def test_with_a_lock_a_key_is_the_password(keys: Keys) -> None:
+async def test_with_authentication_a_key_is_the_password(keys: Keys) -> None:
     key = keys.operator
-    async with browser(lock(keys), "203.0.113.9") as client:
+    async with browser(guard(keys), "203.0.113.9") as client:
 
         async def status(authorization: str | None) -> int:
             headers = {} if authorization is None else {"authorization": authorization}
@@ -93,7 +98,7 @@ async def test_a_key_that_is_no_operators_does_not_open_the_page(keys: Keys) -> 
     """It is good for the endpoint, where its owner sees the own sessions alone. The page has those
     of all principals.
     """
-    async with browser(lock(keys), "203.0.113.9") as client:
+    async with browser(guard(keys), "203.0.113.9") as client:
         for address in ("/", "/sessions", "/live/now", "/static/app.css", "/session/abcd/end"):
             answer = await client.get(address, auth=("user", keys.user))
             assert answer.status_code == 403 and OPERATOR in answer.text, address
@@ -105,9 +110,13 @@ async def test_a_refusal_has_the_strict_headers(keys: Keys) -> None:
         return False
 
     seen = PlainTextResponse("seen")
-    doors = (locked(seen, None), locked(seen, lock(keys)), as_asked(seen, no))
-    for door, status in zip(doors, (403, 401, 403), strict=True):
-        transport = httpx2.ASGITransport(app=door, client=("203.0.113.9", 4711))
+    all_of_them = (
+        guarded(seen, loopback_guard),
+        guarded(seen, guard(keys)),
+        guarded(seen, application_guard(no)),
+    )
+    for page, status in zip(all_of_them, (403, 401, 403), strict=True):
+        transport = httpx2.ASGITransport(app=page, client=("203.0.113.9", 4711))
         async with httpx2.AsyncClient(transport=transport, base_url="http://x.example") as client:
             answer = await client.get("/")
             assert answer.status_code == status

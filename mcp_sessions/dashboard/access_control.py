@@ -2,8 +2,8 @@
 
 A browser sends no ``Authorization: Bearer``. It asks its user for a name and a password instead.
 The password is the API key or the token. The name does not count. The scope ``OPERATOR`` is needed:
-the page shows the sessions of all principals, and a key of one of them is for its own. Without a
-lock only a browser on this machine is served, and only if no proxy stands between.
+the page shows the sessions of all principals, and a key of one of them is for its own. Without
+authentication only a browser on this machine is served, and only if no proxy stands between.
 
 Each answer has the same strict headers, also a refusal.
 """
@@ -42,32 +42,37 @@ HEADERS: Mapping[str, str] = {
 Allows = Callable[[Request], bool | Awaitable[bool]]
 """Says whether who sent a request may see the page."""
 
-Lock = Callable[[ASGIApp], ASGIApp]
-"""Returns an application that asks for a credential before the one that it is given."""
+Guard = Callable[[ASGIApp], ASGIApp]
+"""Returns an application that decides who reaches the one that it is given."""
 
 _ASKS = b'Basic realm="mcp-sessions: the password is your API key or token", charset="UTF-8"'
 
 
-def lock_of(authentication: Authentication, denied: OnDenied) -> Lock:
-    """Return the lock that an operator's credential opens."""
-    return partial(authentication.requiring([OPERATOR]).around, denied=denied)
+def operator_guard(authentication: Authentication, denied: OnDenied) -> Guard:
+    """Return the guard that asks for an operator's credential."""
+    asks = partial(authentication.requiring([OPERATOR]).around, denied=denied)
+    return lambda app: BasicAuthentication(asks(app))
 
 
-def locked(app: ASGIApp, lock: Lock | None) -> ASGIApp:
-    """Return the application behind its door.
-
-    Args:
-        lock: None: there is none.
-    """
-    return Strict(NearOnly(app) if lock is None else AsPassword(lock(app)))
-
-
-def as_asked(app: ASGIApp, allows: Allows) -> ASGIApp:
-    """Return the application behind a door that another application keeps."""
-    return Strict(AsAsked(app, allows))
+def loopback_guard(app: ASGIApp) -> ASGIApp:
+    """Serve this machine alone."""
+    text = (
+        "This page is for browsers on the machine of the server, without a proxy. "
+        "For others it needs authentication.\n"
+    )
+    return Allowed(app, lambda request: is_near(request.scope), text)
 
 
-class Strict:
+def application_guard(allows: Allows) -> Guard:
+    """Return the guard that asks another application."""
+    return lambda app: Allowed(app, allows, "You may not see this page.\n")
+
+
+def guarded(app: ASGIApp, guard: Guard) -> ASGIApp:
+    return SecurityHeaders(guard(app))
+
+
+class SecurityHeaders:
     """Add :data:`HEADERS` to each answer."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -83,28 +88,11 @@ class Strict:
         await self._app(scope, receive, sent)
 
 
-class NearOnly:
-    """Serve this machine alone."""
+class Allowed:
+    """Refuse each request that is not allowed, with a text."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not is_near(scope):
-            text = (
-                "This page is for browsers on the machine of the server, without a proxy. "
-                "For others it needs authentication.\n"
-            )
-            await PlainTextResponse(text, 403)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-
-class AsAsked:
-    """Let the application decide who sees it."""
-
-    def __init__(self, app: ASGIApp, allows: Allows) -> None:
-        self._app, self._allows = app, allows
+    def __init__(self, app: ASGIApp, allows: Allows, text: str) -> None:
+        self._app, self._allows, self._text = app, allows, text
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -112,12 +100,12 @@ class AsAsked:
             if isawaitable(allowed):
                 allowed = await allowed
             if not allowed:
-                await PlainTextResponse("You may not see this page.\n", 403)(scope, receive, send)
+                await PlainTextResponse(self._text, 403)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-class AsPassword:
+class BasicAuthentication:
     """Take a password for a bearer token, and ask for one."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -7,9 +7,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions.assembly import Assembly
 from mcp_sessions.core.availability import Availability
+from mcp_sessions.dashboard.access_control import (
+    Allows,
+    application_guard,
+    guarded,
+    loopback_guard,
+    operator_guard,
+)
 from mcp_sessions.dashboard.application import Dashboard
-from mcp_sessions.dashboard.door import Allows, as_asked, lock_of, locked
-from mcp_sessions.dashboard.looks import Looks
+from mcp_sessions.dashboard.snapshots import Snapshots
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.dispatch.admin import Sessions, ended_outside
@@ -18,14 +24,14 @@ from mcp_sessions.stores.operator import SharedStore
 
 
 def dashboard_of(parts: Assembly, allows: Allows | None, *, actions: bool) -> ASGIApp:
-    """Return the page of a layer, behind its door.
+    """Return the page of a layer, behind its guard.
 
     Raises:
         ConfigurationError: See :meth:`~mcp_sessions.layer.SessionLayer.dashboard`.
     """
     if not parts.remembers:
         raise ConfigurationError("the page needs a store: make the layer with one")
-    looks = Looks(
+    snapshots = Snapshots(
         StoreOfLayer(parts.store, parts.sessions),
         parts.fleet,
         policy=parts.policy,
@@ -33,16 +39,16 @@ def dashboard_of(parts: Assembly, allows: Allows | None, *, actions: bool) -> AS
         is_leaving=lambda: parts.availability.is_leaving,
     )
     title = f"{parts.shell.name}, {getattr(parts.store, 'inner', parts.store).name} store"
-    app = Running(Dashboard(looks, title=title, actions=actions).app(), parts.availability)
+    app = Running(Dashboard(snapshots, title=title, actions=actions).app(), parts.availability)
     if allows is not None:
-        return as_asked(app, allows)
+        return guarded(app, application_guard(allows))
     if parts.authentication is None and parts.shell.authenticates:
         raise ConfigurationError(
             "the server has authentication of its own, so the page needs auth="
         )
     if parts.authentication is None:
-        return locked(app, None)
-    return locked(app, lock_of(parts.authentication, parts.denied))
+        return guarded(app, loopback_guard)
+    return guarded(app, operator_guard(parts.authentication, parts.denied))
 
 
 class StoreOfLayer(SharedStore):
