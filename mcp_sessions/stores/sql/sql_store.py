@@ -25,13 +25,11 @@ from mcp_sessions.core.life import (
     new_life,
 )
 from mcp_sessions.core.log import UNBOUNDED, EventLog
-from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import UNNAMED, Mode
 from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
-    FencingEpoch,
     SessionId,
     StreamName,
 )
@@ -42,10 +40,8 @@ from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.limits import check_peer, check_sessions
 from mcp_sessions.stores.memory.whole_in_memory import session_of
 from mcp_sessions.stores.records import (
-    Admitted,
     AppendedChange,
     Audience,
-    CurrentUse,
     Peer,
     ServerChange,
     SessionClient,
@@ -396,33 +392,6 @@ class SqlStore(Steps):
             return record_of(row)
         except (ValueError, TypeError, LookupError) as failed:
             raise unreadable(failed) from failed
-
-    async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
-        now = await self._now(now)
-        return await self._look(session_id, lambda working: working.load(session_id, now=now))
-
-    async def admit(
-        self,
-        session_id: SessionId,
-        principal: Principal,
-        *,
-        mode: Mode,
-        now: float,
-        held: bool = False,
-        fencing_epoch: FencingEpoch | None = None,
-        key: KeyUse | None = None,
-        current: CurrentUse | None = None,
-    ) -> Admitted | None:
-        now = await self._now(now)
-
-        async def work(working: Working) -> Admitted | None:
-            return await working.admit(
-                session_id, principal, mode=mode, now=now, held=held,
-                fencing_epoch=fencing_epoch, key=key,
-            )  # fmt: skip
-
-        wanted = Wanted(request_key=key.key) if key is not None else NOTHING
-        return await self._step(session_id, work, wanted=wanted, now=now)
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         now = await self._now(now)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from mcp_sessions.core.life import SLEEPERS, asleep_by, unused_by
 from mcp_sessions.core.log import Draft, LoggedEvent, Window
+from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.story import Entry
-from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
-    ConnectionId,
     FencingEpoch,
     Position,
     RequestKey,
@@ -32,10 +32,14 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.memory.memory_store import MemoryStore
 from mcp_sessions.stores.memory.tables import MemorySession, Owner
 from mcp_sessions.stores.record_changes import RecordChange, Tell
-from mcp_sessions.stores.records import Appended, Attached, Data, Relayed, SessionRecord
+from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sql.session_rows import Wanted, owner_of
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+Wants = Callable[..., Wanted]
+_Method = Callable[Concatenate[Any, P], T]
 
 NOTHING = Wanted()
 
@@ -104,6 +108,84 @@ class Unused:
     """None: each."""
 
 
+def _wants_nothing(*_: Any, **__: Any) -> Wanted:
+    return NOTHING
+
+
+def _step_of(
+    method: _Method[P, T], wants: Wants = _wants_nothing, *, reads: bool = False
+) -> _Method[P, T]:
+    """Return a method of :class:`Steps` that does this one of the store in memory.
+
+    Args:
+        wants: The rows that it needs. It gets all arguments but the session's id.
+        reads: It changes nothing.
+    """
+
+    do: Callable[..., Awaitable[Any]] = cast(Any, method)
+
+    @wraps(method)
+    async def step(self: Any, session_id: SessionId, *others: Any, **named: Any) -> Any:
+        if "now" in named:
+            named["now"] = await self._now(named["now"])
+        if "entry" in named:
+            named["entry"] = await self._dated(named["entry"])
+
+        def work(working: Working) -> Awaitable[Any]:
+            return do(working, session_id, *others, **named)
+
+        wanted = wants(*others, **named)
+        if reads:
+            return await self._look(session_id, work, wanted=wanted)
+        return await self._step(session_id, work, wanted=wanted, now=named.get("now", 0.0))
+
+    return cast("_Method[P, T]", step)
+
+
+def _stream_wants(*, stream: StreamName = EVENTS) -> Wanted:
+    return Wanted(stream=stream)
+
+
+def _data_wants(*_: Any, **__: Any) -> Wanted:
+    return Wanted(data=True)
+
+
+def _admit_wants(*_: Any, key: KeyUse | None = None, **__: Any) -> Wanted:
+    return Wanted(request_key=key.key) if key is not None else NOTHING
+
+
+def _key_wants(key: RequestKey, *_: Any, **__: Any) -> Wanted:
+    return Wanted(request_key=key)
+
+
+def _origin_wants(origin: SessionId, *_: Any, stream: StreamName = GET_STREAM, **__: Any) -> Wanted:
+    return Wanted(stream=stream, origin=origin)
+
+
+def _append_wants(draft: Draft, *, stream: StreamName = EVENTS, **_: Any) -> Wanted:
+    key = (draft.origin, draft.key) if draft.key is not None else None
+    name = draft.name if draft.since is not None else None
+    return Wanted(stream=stream, log=True, key=key, name=name)
+
+
+def _read_wants(
+    after: str | None, *, stream: StreamName = EVENTS, limit: int | None = None, **_: Any
+) -> Wanted:
+    position = parse_position(after) if after is not None else None
+    number = position.number if position is not None else None
+    return Wanted(stream=stream, log=True, after=number, limit=limit)
+
+
+def _relay_wants(origin: SessionId, _: FencingEpoch, event: LoggedEvent, **__: Any) -> Wanted:
+    key = (origin, event.key[1]) if event.key is not None else None
+    return Wanted(stream=GET_STREAM, log=True, key=key)
+
+
+def _attach_wants(*_: Any, position: Position | None = None, **__: Any) -> Wanted:
+    after = position.number if position is not None else None
+    return Wanted(stream=EVENTS, log=True, after=after)
+
+
 class Steps:
     """The methods of a :class:`~mcp_sessions.stores.contract.SessionStore` that are about one
     session, and those that end some by time, or to make room.
@@ -123,7 +205,7 @@ class Steps:
         wanted: Wanted = NOTHING,
         now: float = 0.0,
     ) -> T:
-        """Do a step of one session."""
+        """Do a step of one session. ``now`` is by the clock that counts."""
         raise NotImplementedError
 
     async def _look(
@@ -206,121 +288,24 @@ class Steps:
             now=now, limit=limit, more=CANDIDATES + len(spared),
         )  # fmt: skip
 
-    async def append(
-        self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
-    ) -> Appended | None:
-        now = await self._now(now)
-        key = (draft.origin, draft.key) if draft.key is not None else None
-        name = draft.name if draft.since is not None else None
-        return await self._step(
-            session_id,
-            lambda working: working.append(session_id, draft, now=now, stream=stream),
-            wanted=Wanted(stream=stream, log=True, key=key, name=name),
-            now=now,
-        )
+    load = _step_of(MemoryStore.load, reads=True)
+    read = _step_of(MemoryStore.read, _read_wants, reads=True)
+    head = _step_of(MemoryStore.head, _stream_wants, reads=True)
+    load_data = _step_of(MemoryStore.load_data, _data_wants, reads=True)
 
-    async def read(
-        self,
-        session_id: SessionId,
-        after: str | None,
-        *,
-        now: float,
-        stream: StreamName = EVENTS,
-        limit: int | None = None,
-    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        now = await self._now(now)
-        position = parse_position(after) if after is not None else None
-        number = position.number if position is not None else None
-        return await self._look(
-            session_id,
-            lambda working: working.read(session_id, after, now=now, stream=stream, limit=limit),
-            wanted=Wanted(stream=stream, log=True, after=number, limit=limit),
-        )
-
-    async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
-        return await self._look(
-            session_id,
-            lambda working: working.head(session_id, stream=stream),
-            wanted=Wanted(stream=stream),
-        )
-
-    async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
-        return await self._step(session_id, lambda working: working.open_stream(session_id, stream))
-
-    async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
-        await self._step(session_id, lambda working: working.drop_stream(session_id, stream))
-
-    async def drop_origin(
-        self,
-        session_id: SessionId,
-        origin: SessionId,
-        *,
-        stream: StreamName = GET_STREAM,
-        fencing_epoch: FencingEpoch | None = None,
-    ) -> None:
-        await self._step(
-            session_id,
-            lambda working: working.drop_origin(
-                session_id, origin, stream=stream, fencing_epoch=fencing_epoch
-            ),
-            wanted=Wanted(stream=stream, origin=origin),
-        )
-
-    async def carry(
-        self, connection: SessionId, origin: SessionId, fencing_epoch: FencingEpoch, after: Position
-    ) -> bool:
-        return await self._step(
-            connection,
-            lambda working: working.carry(connection, origin, fencing_epoch, after),
-            wanted=Wanted(stream=GET_STREAM, origin=origin),
-        )
-
-    async def relay(
-        self,
-        connection: SessionId,
-        origin: SessionId,
-        fencing_epoch: FencingEpoch,
-        event: LoggedEvent,
-        *,
-        now: float,
-        skips: bool = False,
-    ) -> Relayed:
-        now = await self._now(now)
-        key = (origin, event.key[1]) if event.key is not None else None
-        return await self._step(
-            connection,
-            lambda working: working.relay(
-                connection, origin, fencing_epoch, event, now=now, skips=skips
-            ),
-            wanted=Wanted(stream=GET_STREAM, log=True, key=key),
-            now=now,
-        )
-
-    async def attach(
-        self,
-        session_id: SessionId,
-        connection_id: ConnectionId | None,
-        *,
-        now: float,
-        position: Position | None = None,
-        only_if_free: bool = False,
-        entry: Entry | None = None,
-    ) -> Attached | None:
-        now, entry = await self._now(now), await self._dated(entry)
-        after = position.number if position is not None else None
-        return await self._step(
-            session_id,
-            lambda working: working.attach(
-                session_id,
-                connection_id,
-                now=now,
-                position=position,
-                only_if_free=only_if_free,
-                entry=entry,
-            ),  # fmt: skip
-            wanted=Wanted(stream=EVENTS, log=True, after=after),
-            now=now,
-        )
+    admit = _step_of(MemoryStore.admit, _admit_wants)
+    append = _step_of(MemoryStore.append, _append_wants)
+    open_stream = _step_of(MemoryStore.open_stream)
+    drop_stream = _step_of(MemoryStore.drop_stream)
+    drop_origin = _step_of(MemoryStore.drop_origin, _origin_wants)
+    carry = _step_of(MemoryStore.carry, _origin_wants)
+    relay = _step_of(MemoryStore.relay, _relay_wants)
+    attach = _step_of(MemoryStore.attach, _attach_wants)
+    subscribe = _step_of(MemoryStore.subscribe)
+    unsubscribe = _step_of(MemoryStore.unsubscribe)
+    change_state = _step_of(MemoryStore.change_state)
+    finish_request = _step_of(MemoryStore.finish_request, _key_wants)
+    replace_data = _step_of(MemoryStore.replace_data, _data_wants)
 
     async def detach(
         self, session_id: SessionId, fencing_epoch: FencingEpoch, entry: Entry | None = None
@@ -337,51 +322,3 @@ class Steps:
         if isinstance(change, Tell):
             change = Tell([Entry(await self._now(at), text) for at, text in change.entries])
         return await self._step(session_id, lambda working: working.change(session_id, change))
-
-    async def subscribe(self, session_id: SessionId, uri: str) -> bool:
-        return await self._step(session_id, lambda working: working.subscribe(session_id, uri))
-
-    async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
-        return await self._step(session_id, lambda working: working.unsubscribe(session_id, uri))
-
-    async def change_state(
-        self,
-        session_id: SessionId,
-        changed: Mapping[str, Any],
-        removed: Collection[str],
-        *,
-        expected_version: int | None = None,
-    ) -> SessionRecord | None:
-        return await self._step(
-            session_id,
-            lambda working: working.change_state(
-                session_id, changed, removed, expected_version=expected_version
-            ),
-        )
-
-    async def finish_request(
-        self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
-    ) -> bool:
-        now = await self._now(now)
-        return await self._step(
-            session_id,
-            lambda working: working.finish_request(session_id, key, outcome, now=now),
-            wanted=Wanted(request_key=key),
-            now=now,
-        )
-
-    async def load_data(self, session_id: SessionId) -> Data | None:
-        return await self._look(
-            session_id, lambda working: working.load_data(session_id), wanted=Wanted(data=True)
-        )
-
-    async def replace_data(
-        self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
-    ) -> bool:
-        return await self._step(
-            session_id,
-            lambda working: working.replace_data(
-                session_id, value, expected_version=expected_version
-            ),
-            wanted=Wanted(data=True),
-        )

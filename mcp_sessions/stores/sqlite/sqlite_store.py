@@ -490,7 +490,7 @@ class SQLiteStore(Steps, EndsInFile):
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         session = self._memory.find(session_id)
         if session is None or session.pending or self._watch.is_lost:
-            return await self._step(session_id, lambda working: working.load(session_id, now=now))
+            return await super().load(session_id, now=now)
         self._memory.used(session_id)
         record = session.record
         return None if has_come(record.life.expires_at, now) else record
