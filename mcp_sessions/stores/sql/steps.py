@@ -121,7 +121,6 @@ def _step_of(
         wants: The rows that it needs. It gets all arguments but the session's id.
         reads: It changes nothing.
     """
-
     do: Callable[..., Awaitable[Any]] = cast(Any, method)
 
     @wraps(method)
