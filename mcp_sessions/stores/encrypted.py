@@ -30,8 +30,6 @@ from mcp_sessions.core.ends import StoreMade
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import EventTemplate
 from mcp_sessions.core.request_keys import KeyUse
-from mcp_sessions.core.states import Mode
-from mcp_sessions.core.story import Entry
 from mcp_sessions.errors import (
     ConfigurationError,
     Refusal,
@@ -41,9 +39,7 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
-    ConnectionId,
     FencingEpoch,
-    Position,
     RequestKey,
     SessionId,
     StreamName,
@@ -64,7 +60,6 @@ from mcp_sessions.stores.records import (
     Attachment,
     CurrentUse,
     Data,
-    Peer,
     Relayed,
     ServerChange,
     SessionPage,
@@ -197,45 +192,32 @@ class EncryptedStore:
     # --- events ----------------------------------------------------------------------------------
 
     async def append(
-        self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
+        self, session_id: SessionId, draft: Draft, *, stream: StreamName = EVENTS, **named: Any
     ) -> Appended | None:
         parts = (draft.before,) if draft.after is None else (draft.before, draft.after)
         sealed = self._sealing.event(session_id, stream, parts)
         appended = await self.inner.append(
-            session_id, replace(draft, before=sealed, after=None), now=now, stream=stream
+            session_id, replace(draft, before=sealed, after=None), stream=stream, **named
         )
         if appended is None:
             return None
         return replace(appended, event=self._sealing.opened(session_id, stream, appended.event))
 
     async def append_change(
-        self,
-        session_ids: Sequence[SessionId],
-        change: ServerChange,
-        *,
-        now: float,
-        again: bool = False,
+        self, session_ids: Sequence[SessionId], change: ServerChange, **named: Any
     ) -> Sequence[AppendedChange]:
         bare = replace(change.bare, before=self._sealing.change((change.bare.before,)))
         sealed = replace(change, event=_SealedTemplate(change.event, self._sealing), bare=bare)
-        stored = await self.inner.append_change(session_ids, sealed, now=now, again=again)
+        stored = await self.inner.append_change(session_ids, sealed, **named)
         return [
             each._replace(event=self._sealing.opened(each.session_id, each.stream, each.event))
             for each in stored
         ]
 
     async def read(
-        self,
-        session_id: SessionId,
-        after: str | None,
-        *,
-        now: float,
-        stream: StreamName = EVENTS,
-        limit: int | None = None,
+        self, session_id: SessionId, *others: Any, stream: StreamName = EVENTS, **named: Any
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        events, refusal = await self.inner.read(
-            session_id, after, now=now, stream=stream, limit=limit
-        )
+        events, refusal = await self.inner.read(session_id, *others, stream=stream, **named)
         return [self._sealing.opened(session_id, stream, each) for each in events], refusal
 
     async def relay(
@@ -244,41 +226,18 @@ class EncryptedStore:
         origin: SessionId,
         fencing_epoch: FencingEpoch,
         event: LoggedEvent,
-        *,
-        now: float,
-        skips: bool = False,
+        **named: Any,
     ) -> Relayed:
-        sealed = self._sealing.event(connection, GET_STREAM, (event.payload,))
-        relayed = await self.inner.relay(
-            connection,
-            origin,
-            fencing_epoch,
-            event._replace(payload=sealed),
-            now=now,
-            skips=skips,
+        sealed = event._replace(
+            payload=self._sealing.event(connection, GET_STREAM, (event.payload,))
         )
+        relayed = await self.inner.relay(connection, origin, fencing_epoch, sealed, **named)
         if relayed.event is None:
             return relayed
         return replace(relayed, event=relayed.event._replace(payload=event.payload))
 
-    async def attach(
-        self,
-        session_id: SessionId,
-        connection_id: ConnectionId | None,
-        *,
-        now: float,
-        position: Position | None = None,
-        only_if_free: bool = False,
-        entry: Entry | None = None,
-    ) -> Attached | None:
-        attached = await self.inner.attach(
-            session_id,
-            connection_id,
-            now=now,
-            position=position,
-            only_if_free=only_if_free,
-            entry=entry,
-        )
+    async def attach(self, session_id: SessionId, *others: Any, **named: Any) -> Attached | None:
+        attached = await self.inner.attach(session_id, *others, **named)
         if attached is None or not attached.replay:
             return attached
         replay = [self._sealing.opened(session_id, EVENTS, each) for each in attached.replay]
@@ -289,25 +248,12 @@ class EncryptedStore:
     async def admit(
         self,
         session_id: SessionId,
-        principal: Principal,
-        *,
-        mode: Mode,
-        now: float,
-        held: bool = False,
-        fencing_epoch: FencingEpoch | None = None,
+        *others: Any,
         key: KeyUse | None = None,
         current: CurrentUse | None = None,
+        **named: Any,
     ) -> Admitted | None:
-        admitted = await self.inner.admit(
-            session_id,
-            principal,
-            mode=mode,
-            now=now,
-            held=held,
-            fencing_epoch=fencing_epoch,
-            key=key,
-            current=current,
-        )
+        admitted = await self.inner.admit(session_id, *others, key=key, current=current, **named)
         if admitted is None:
             return None
         if current is not None and admitted.current is not None:
@@ -325,11 +271,11 @@ class EncryptedStore:
         return admitted._replace(outcome=outcome)
 
     async def finish_request(
-        self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
+        self, session_id: SessionId, key: RequestKey, outcome: bytes | None, **named: Any
     ) -> bool:
         if outcome is not None:
             outcome = self._sealing.seal(outcome, _answer_of(session_id, key))
-        return await self.inner.finish_request(session_id, key, outcome, now=now)
+        return await self.inner.finish_request(session_id, key, outcome, **named)
 
     # --- data and state --------------------------------------------------------------------------
 
@@ -408,21 +354,11 @@ class EncryptedStore:
                 opened.append(bare)
         return opened
 
-    async def create(
-        self,
-        mode: Mode,
-        principal: Principal,
-        *,
-        peer: Peer | None,
-        now: float,
-        session_id: SessionId | None = None,
-    ) -> SessionRecord:
-        return self._opened(
-            await self.inner.create(mode, principal, peer=peer, now=now, session_id=session_id)
-        )
+    async def create(self, *others: Any, **named: Any) -> SessionRecord:
+        return self._opened(await self.inner.create(*others, **named))
 
-    async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
-        record = await self.inner.load(session_id, now=now)
+    async def load(self, session_id: SessionId, **named: Any) -> SessionRecord | None:
+        record = await self.inner.load(session_id, **named)
         return self._opened(record) if record is not None else None
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
