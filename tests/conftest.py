@@ -4,7 +4,7 @@ The examples are the same in every run, so that no change is blamed for what it 
 break. They are few, which shows that a property holds at all. ``HYPOTHESIS_PROFILE=many`` has
 more of them, as one run of ``scripts/test --all`` does. ``deep`` searches new ones, thousands.
 ``MCP_SESSIONS_TEST_STORE=sqlite`` runs what takes any store (`tests.support.world`) on that one.
-``SESSIONS_TESTS_CASES=one`` runs one case of each test that has several.
+``SESSIONS_TESTS_CASES=one`` runs one case of each test that has several and does more than decide.
 """
 
 import gc
@@ -23,7 +23,6 @@ from mcp_sessions.seldom import Seldom
 from tests.support.forking import fork_programs
 from tests.support.postgres_server import stop_shared_postgres
 from tests.support.redis_server import stop_shared_redis
-from tests.support.sentinel_server import stop_shared_sentinels
 from tests.support.unseen import Unseen
 
 # Without it every run would rewrite the asserts of every file again, in each of its processes,
@@ -101,12 +100,15 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item], left_out: set[py
 
 def _one_case_each(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item]:
     """Which case it is, a test's name decides: so each transport and each kind of server is the one
-    of some tests. Where the cases are the stores, or our packages, all of them run.
+    of some tests. All cases run of what decides without I/O, of what any store promises, and of how
+    the code is built.
     """
-    whole = [config.rootpath / "tests" / folder for folder in ("stores", "house")]
+    tests = config.rootpath / "tests"
+    whole = [tests / folder for folder in ("core", "house", "security", "spec")]
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        has_all = any(item.path.is_relative_to(folder) for folder in whole)
+        has_all = item.path.parent in (tests, tests / "stores")
+        has_all = has_all or any(item.path.is_relative_to(folder) for folder in whole)
         cases[item.nodeid if has_all else item.nodeid.partition("[")[0]].append(item)
     return {each[zlib.crc32(name.encode()) % len(each)] for name, each in cases.items()}
 
@@ -156,5 +158,4 @@ def no_server_is_left() -> Generator[None]:
     """The servers that tests share are started by the first that needs them, and stopped here."""
     yield
     stop_shared_redis()
-    stop_shared_sentinels()
     stop_shared_postgres()

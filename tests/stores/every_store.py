@@ -15,7 +15,6 @@ from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from mcp_sessions.testing import MakeStore, MakeTwoStores
 from tests.support.postgres_server import postgres_store, two_postgres_stores
 from tests.support.redis_server import redis_store, two_redis_stores
-from tests.support.sentinel_server import sentinel_store, two_sentinel_stores
 
 
 def sqlite_store() -> SQLiteStore:
@@ -38,7 +37,6 @@ STORES: Mapping[str, MakeStore] = {
     "memory": MemoryStore,
     "postgres": postgres_store,
     "redis": redis_store,
-    "redis-behind-sentinel": sentinel_store,
     "sqlite": sqlite_store,
 }
 """Name → how to make one that is empty and not open yet."""
@@ -63,8 +61,7 @@ def _two_encrypted(make_two: MakeTwoStores) -> MakeTwoStores:
 
 
 ENCRYPTED: Mapping[str, MakeStore] = {
-    f"encrypted-{name}": _encrypted(STORES[name])
-    for name in ("postgres", "redis", "redis-behind-sentinel", "sqlite")
+    f"encrypted-{name}": _encrypted(STORES[name]) for name in ("postgres", "redis", "sqlite")
 }
 """The same for the stores that can be encrypted."""
 
@@ -72,19 +69,16 @@ EXCHANGES: Mapping[str, MakeTwoStores] = {
     "in-one-process": two_shared_stores,
     "postgres": two_postgres_stores,
     "redis": two_redis_stores,
-    "redis-behind-sentinel": two_sentinel_stores,
 }
 """Name → how to make two that share everything."""
 
 ENCRYPTED_EXCHANGES: Mapping[str, MakeTwoStores] = {
-    f"encrypted-{name}": _two_encrypted(EXCHANGES[name])
-    for name in ("postgres", "redis", "redis-behind-sentinel")
+    f"encrypted-{name}": _two_encrypted(EXCHANGES[name]) for name in ("postgres", "redis")
 }
 
 MARKS: Mapping[str, pytest.MarkDecorator] = {
     "postgres": pytest.mark.postgres,
     "redis": pytest.mark.redis,
-    "redis-behind-sentinel": pytest.mark.redis,
 }
 """Name → what leaves its tests out, where something must be there for them."""
 
@@ -111,6 +105,9 @@ def _sets(makers: Mapping[str, object], others: Sequence[object], name: str) -> 
     for store, make in makers.items():
         engine = store.removeprefix("encrypted-")
         marks = [MARKS[engine]] if engine in MARKS else []
+        # What is sealed before it comes to an engine is the same before each of them.
+        if store != engine and engine != "sqlite":
+            marks.append(pytest.mark.full)
         case = f"{store}-{name}" if name else store
         sets.append(pytest.param(make, *others, id=case, marks=marks))
     return sets

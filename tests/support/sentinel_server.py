@@ -7,8 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from mcp_sessions.stores.redis.redis_store import RedisStore
-from tests.support.redis_server import RedisServer, binary, namespace
+from tests.support.redis_server import RedisServer, binary
 
 SERVICE = "sessions"
 
@@ -147,34 +146,3 @@ def _started(stack: ExitStack, sentinels: int, replicas: int, lines: Sequence[st
         else:
             return servers
     raise AssertionError("the last time raises")
-
-
-class _Shared:
-    """Those of this run, started when the first test wants them."""
-
-    servers: Sentinels | None = None
-    stack = ExitStack()
-
-
-def _shared() -> Sentinels:
-    """Those that all tests of this run share; never stop them."""
-    if _Shared.servers is None:
-        _Shared.servers = _started(_Shared.stack, 1, 0, ())
-    return _Shared.servers
-
-
-def stop_shared_sentinels() -> None:
-    """At the end of the run."""
-    _Shared.servers = None
-    _Shared.stack.close()
-
-
-def sentinel_store() -> RedisStore:
-    """A store behind the shared Sentinels, not open yet and empty."""
-    return RedisStore(_shared().url, namespace=namespace())
-
-
-def two_sentinel_stores() -> tuple[RedisStore, RedisStore]:
-    """Two that share everything."""
-    own, url = namespace(), _shared().url
-    return RedisStore(url, namespace=own), RedisStore(url, namespace=own)

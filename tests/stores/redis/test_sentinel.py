@@ -20,8 +20,9 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import Attachment
 from mcp_sessions.stores.redis.redis_store import RedisStore
 from mcp_sessions.stores.urls import open_store
+from mcp_sessions.testing import check_exchange, check_session_store
 from tests.stores.opening import NOW, new, opened
-from tests.support.redis_server import RedisServer, asked, redis_server
+from tests.support.redis_server import RedisServer, asked, namespace, redis_server
 from tests.support.sentinel_server import SERVICE, Sentinels, behind_sentinels
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.timeout(300)]
@@ -116,6 +117,19 @@ async def _stands_still(servers: Sentinels) -> None:
 
 
 FAILOVERS = {"commanded": _commanded, "killed": _killed, "stands still": _stands_still}
+
+
+@pytest.mark.full
+async def test_a_store_behind_sentinels_keeps_the_contract() -> None:
+    """A replica of it, too: two stores hear each other."""
+    with behind_sentinels(sentinels=1, replicas=0) as servers:
+
+        def two() -> tuple[RedisStore, RedisStore]:
+            own = namespace()
+            return RedisStore(servers.url, namespace=own), RedisStore(servers.url, namespace=own)
+
+        await check_session_store(lambda: two()[0])
+        await check_exchange(two)
 
 
 @pytest.mark.parametrize("how", FAILOVERS)
