@@ -22,6 +22,7 @@ from mcp_sessions.foundations import (
 )
 from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.policy import DEFAULT_GRACE
+from mcp_sessions.protocol_versions import Eras
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.endpoint import Endpoint, EndpointSettings
@@ -101,6 +102,7 @@ class Assembly:
         store, policy, tasks = settings.store, settings.policy, settings.tasks
         conversations = settings.conversations
         self.clock = clock
+        self.eras: Eras = settings.eras
         # Each room is made of those before it.
         self.shell, self.rules, declared = wrapped(
             server, remembers=store is not None, eras=settings.eras

@@ -176,6 +176,9 @@ class SessionLayer:
         if (replaced := REPLACED.get()) is not None:
             settings = replaced(settings)
         self._assembly = Assembly(server, settings, clock=self._clock)
+        self.eras: Eras = self._assembly.eras
+        """The eras that are spoken."""
+
         self.policy = self._assembly.policy
         self.security = self._assembly.security
         self.store = self._assembly.store

@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from mcp_sessions import method_names
 from mcp_sessions.argument_types import check_fields, hinting
@@ -26,42 +25,7 @@ _NEVER_COALESCED = frozenset({method_names.CANCELLED, method_names.PROGRESS})
 """Notifications that belong to one request, where each message counts."""
 
 
-LIMIT_OPTIONS = ("idle_timeout", "forget_after", "max_sessions", "max_message", "max_answer")
-"""Limits that are options of ``serve``, with their names there but for hyphens. ``--limit NAME=N``
-sets each of the others.
-"""
-
-
-def how_to_raise(limit: str) -> str:
-    if limit.startswith("max_tasks"):
-        return f"{limit} in TaskPolicy"
-    if limit not in SessionPolicy.__dataclass_fields__:
-        return f"--{limit.replace('_', '-')}"
-    option = f"--{limit.replace('_', '-')}" if limit in LIMIT_OPTIONS else f"--limit {limit}=N"
-    return f"{limit} in SessionPolicy, or {option}"
-
-
-def limit_of(text: str) -> tuple[str, float]:
-    """Parse ``NAME=VALUE``, a limit of :class:`SessionPolicy` that has no option of its own.
-
-    Raises:
-        ConfigurationError: It is none, or the value cannot be used.
-    """
-    name, sign, value = text.partition("=")
-    known = {each.name: str(each.type) for each in fields(SessionPolicy)}
-    if name in LIMIT_OPTIONS:
-        raise ConfigurationError(f"{name} has an option of its own: --{name.replace('_', '-')}")
-    if not sign or name not in known or name == "coalescing":
-        raise ConfigurationError(f"must be NAME=VALUE, with a limit of SessionPolicy, not {text!r}")
-    try:
-        number: Any = float(value) if "float" in known[name] else int(value)
-    except ValueError:
-        number = value
-    SessionPolicy(**{name: number})
-    return name, number
-
-
-_MAY_BE_ZERO = frozenset({"progress_every", "question_timeout"})
+MAY_BE_ZERO = frozenset({"progress_every", "question_timeout"})
 """Limits that 0 switches off."""
 
 
@@ -299,7 +263,7 @@ class SessionPolicy:
                 not isinstance(value, kind)
                 or isinstance(value, bool)
                 or not math.isfinite(value)
-                or not (value > 0 or (value == 0 and limit.name in _MAY_BE_ZERO))
+                or not (value > 0 or (value == 0 and limit.name in MAY_BE_ZERO))
             ):
                 what = "number (whole)" if kind is int else "number"
                 raise ConfigurationError(f"{limit.name} must be a positive {what}, not {value!r}")
@@ -307,6 +271,17 @@ class SessionPolicy:
         for method in self.coalescing:
             if not method.startswith(method_names.NOTIFICATION) or method in _NEVER_COALESCED:
                 raise ConfigurationError(f"{method} cannot be coalesced")
+
+
+LIMITS = tuple(each.name for each in fields(SessionPolicy) if each.name != "coalescing")
+"""Limits that are numbers. Each is an option of ``serve``, with hyphens in its name."""
+
+
+def how_to_raise(limit: str) -> str:
+    if limit.startswith("max_tasks"):
+        return f"{limit} in TaskPolicy"
+    option = f"--{limit.replace('_', '-')}"
+    return f"{limit} in SessionPolicy, or {option}" if limit in LIMITS else option
 
 
 @hinting

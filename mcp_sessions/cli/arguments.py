@@ -3,7 +3,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
@@ -14,7 +13,7 @@ from mcp_sessions.cli.output import out
 from mcp_sessions.core.proxies import Proxies
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.hints import did_you_mean
-from mcp_sessions.policy import SessionPolicy, limit_of
+from mcp_sessions.policy import MAY_BE_ZERO, SessionPolicy
 
 _VARIABLE = re.compile(
     r"\$\{(?:(?:input|command|config|prompt):(?!-)[^}]*|userHome|workspaceFolder\w*)\}"
@@ -38,13 +37,9 @@ USAGE_ERROR = 2
 _TIME = re.compile(r"(\d{1,15}(?:\.\d{1,9})?|\.\d{1,9})([smhdw]?)", re.ASCII)
 _SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
-_LIMITS_OF_TIME = {each.name for each in fields(SessionPolicy) if "float" in str(each.type)} - {
-    "max_requests_per_principal"
-}
-
 LEGEND = """\
-TIME is 30s, 15m, 12h or 90d; a number alone is seconds. Parentheses have the default.
-You may give an option with * several times."""
+TIME is 30s, 15m, 12h or 90d; a number alone is seconds. Parentheses have the
+default. You may give an option with * several times."""
 """Notes on how options are written."""
 
 
@@ -65,57 +60,6 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     def add_argument(self, action: argparse.Action) -> None:
         if not isinstance(action.help, Unlisted):
             super().add_argument(action)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return _fitted(text, width)
-
-    def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
-        text = super()._format_usage(usage, actions, groups, prefix)
-        return "\n".join(_wrapped(line, self._width, 7) for line in text.split("\n"))
-
-
-_NAMED = re.compile(r" +\S+(?: \S+)*  +")
-"""The beginning of a line that says something about a name."""
-
-_WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")
-
-
-def _fitted(text: str, width: int) -> str:
-    """Return the text with lines that fit. What is said about a name stays in its column."""
-    lines = text.splitlines()
-    if max(map(len, lines), default=0) <= width:
-        return text
-    items: list[tuple[str, int]] = []
-    for line in lines:
-        indent = len(line) - len(line.lstrip())
-        before, column = items[-1] if items else ("", 0)
-        if before and line and indent == column and not before.endswith(":"):
-            items[-1] = f"{before} {line.strip()}", column
-        else:
-            named = _NAMED.match(line)
-            items.append((line, named.end() if named else indent and indent + 4))
-    return "\n".join(_wrapped(line, width, column) for line, column in items)
-
-
-def _wrapped(line: str, width: int, column: int) -> str:
-    if not line.startswith("  mcp-sessions "):
-        wrapped = textwrap.wrap(
-            line,
-            width,
-            subsequent_indent=" " * column,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        return "\n".join(wrapped)
-    # An example, which a shell takes as it is.
-    first, *words = _WORD.findall(line)
-    found = [f"  {first}"]
-    for word in words:
-        if len(f"{found[-1]} {word} \\") > width:
-            found.append(f"      {word}")
-        else:
-            found[-1] += f" {word}"
-    return " \\\n".join(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +112,7 @@ class OneLineParser(argparse.ArgumentParser):
             self.unrecognized(more)
         return found
 
-    def unrecognized(self, more: Sequence[str], also: Sequence[str] = ()) -> NoReturn:
-        """Refuse arguments.
-
-        Args:
-            also: Options that are known, and that the parser does not have.
-        """
+    def unrecognized(self, more: Sequence[str]) -> NoReturn:
         parsers = [self]
         for action in self._actions:
             commands: Any = action.choices
@@ -184,7 +123,7 @@ class OneLineParser(argparse.ArgumentParser):
             for action in parser.shown_options()
             for option in action.option_strings
         ]
-        hint = did_you_mean(more[0].partition("=")[0], [*known, *also])
+        hint = did_you_mean(more[0].partition("=")[0], known)
         self.error(f"unrecognized arguments: {' '.join(more)}{hint}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -284,16 +223,25 @@ def count_or_none(text: str) -> int:
     return int(text)
 
 
-def limit(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    if name in _LIMITS_OF_TIME and (time := _time(value)) is not None:
-        text = f"{name}={time:.15g}"
-    try:
-        return limit_of(text)
-    except ConfigurationError as wrong:
-        known = [each.name for each in fields(SessionPolicy)]
-        hint = "" if name in known else did_you_mean(name, known)
-        raise argparse.ArgumentTypeError(str(wrong) + hint) from None
+def rate(text: str) -> float:
+    # With a unit it would be a time.
+    if _TIME.fullmatch(f"{text}s") is None or not float(text):
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    return float(text)
+
+
+def limit(name: str) -> tuple[Callable[[str], float], str, str]:
+    """Return what reads a limit of ``SessionPolicy``, the word for its value, and its default."""
+    (field,) = (each for each in fields(SessionPolicy) if each.name == name)
+    usual: Any = field.default
+    if "float" not in str(field.type) or name == "max_requests_per_principal":
+        kind = rate if "float" in str(field.type) else count
+        return kind, "N", "none" if usual is None else str(usual)
+    return (
+        duration if name in MAY_BE_ZERO else seconds,
+        "TIME",
+        "30d" if usual is None else shown(usual),
+    )
 
 
 def variable(text: str) -> tuple[str, str]:

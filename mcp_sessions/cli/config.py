@@ -92,7 +92,8 @@ def make_parser() -> OneLineParser:
         prog="mcp-sessions config",
         usage="%(prog)s [OPTION ...] HOST [URL]",
         description=f"""\
-Print what HOST needs in its file to use the server at URL ({DEFAULT_URL}).
+Print what HOST needs in its file to use the server at URL
+({DEFAULT_URL}).
 
   HOST         {", ".join(HOSTS)}""",
         examples=(

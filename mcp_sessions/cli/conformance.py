@@ -156,8 +156,8 @@ def make_parser() -> types.OneLineParser:
 {types.LEGEND}
 
 The server needs the fixture tools that conformance/README.md describes.
-Bearer tokens are variables: {TOKEN}, {OTHER_TOKEN} for a second
-principal, {WEAK_TOKEN} for the first one with fewer scopes.
+Bearer tokens are variables: {TOKEN}, {OTHER_TOKEN} for a
+second principal, {WEAK_TOKEN} for the first one with fewer scopes.
 Exit status: 0 if every MUST holds, 1 if not, 2 for wrong arguments.""",
     )
     parser.add_argument(

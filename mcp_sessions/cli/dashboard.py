@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from mcp_sessions.cli import arguments as types
-from mcp_sessions.cli.option_variables import Setting, setting_of, variables_named
+from mcp_sessions.cli.option_variables import fill, variables_named
 from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
@@ -43,17 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         KeyboardInterrupt: It was stopped.
     """
     options = make_parser().parse_args(arguments)
-    taken: list[Setting] = []
-    for action in options.parser.shown_options():
-        if action.dest not in _SERVERS or getattr(options, action.dest) is not None:
-            continue
-        if (setting := setting_of(action, os.environ)) is not None:
-            taken.append(setting)
-        default = _SERVERS[action.dest]
-        setattr(options, action.dest, default if setting is None else setting.value)
-    with variables_named(taken):
-        if options.store is None:
-            raise ConfigurationError("which store? Give --store URL, or set MCP_SESSIONS_STORE")
+    with variables_named(fill(options, _SERVERS)):
         if not is_loopback(options.host) and not options.api_keys:
             raise ConfigurationError(
                 f"--host {options.host}: others can reach this page, so it needs --api-keys FILE"

@@ -23,6 +23,6 @@ def make_parser() -> OneLineParser:
         examples=("mcp-sessions keygen",),
         notes=f"""\
 Set the variable {KEYS_VARIABLE} to the key: one key, or several with commas
-between them, the newest first. Keep it secret: keep it out of the repository and of
-process listings.""",
+between them, the newest first. Keep it secret: keep it out of the repository
+and of process listings.""",
     )

@@ -41,7 +41,7 @@ TERMINATED = 143
 # Each is a module of this package.
 COMMANDS = {
     "serve": "serve an MCP server with resumable sessions",
-    "bridge": "give a stdio-only host a remote server that survives its connections",
+    "bridge": "give a stdio-only host a remote server that outlives connections",
     "config": "print what a host needs in its file to use a server",
     "sessions": "list, show and end the sessions of a store",
     "dashboard": "serve a page that shows the sessions of a store",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ or a semicolon, a path a colon.
 
 NOTES: Final = f"""\
 Each option can be a variable: --max-children is {PREFIX}MAX_CHILDREN.
-The command line wins. Write a flag as 1 or 0, and several values on a line each,
-or with {SEPARATOR} between them. The OTEL_ variables turn metrics and traces on."""
+The command line wins. Write a flag as 1 or 0, and several values on a line
+each, or with {SEPARATOR} between them. The OTEL_ variables turn metrics and traces on."""
 
 _YES: Final = ("1", "true", "yes")
 _NO: Final = ("0", "false", "no")
@@ -88,6 +89,29 @@ def parse(
             del taken["config"]
     merged = {**vars(options), **{name: each.value for name, each in taken.items()}}
     return argparse.Namespace(**merged), more, list(taken.values())
+
+
+def fill(options: argparse.Namespace, shared: Mapping[str, Any]) -> list[Setting]:
+    """Take options that are not given, and that ``serve`` has, too, from this process's environment
+    or from their defaults. Return the settings that were taken.
+
+    Args:
+        shared: Members of the options → their defaults.
+
+    Raises:
+        ConfigurationError: A variable has a value that its option cannot have, or there is no
+            store.
+    """
+    taken: list[Setting] = []
+    for action in options.parser.shown_options():
+        if action.dest in shared and getattr(options, action.dest) is None:
+            setting = setting_of(action, os.environ)
+            taken += [setting] if setting is not None else []
+            value = shared[action.dest] if setting is None else setting.value
+            setattr(options, action.dest, value)
+    if options.store is None:
+        raise ConfigurationError("which store? Give --store URL, or set MCP_SESSIONS_STORE")
+    return taken
 
 
 def setting_of(action: argparse.Action, environment: Mapping[str, str]) -> Setting | None:

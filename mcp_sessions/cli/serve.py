@@ -24,10 +24,9 @@ from mcp_sessions.access import SERVER
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.access import access_of
 from mcp_sessions.cli.arguments import INTERRUPTED, redacted
-from mcp_sessions.cli.external import external_server
+from mcp_sessions.cli.layer_options import external_server, options_over, say_options_over
 from mcp_sessions.cli.logs import AuditFile
 from mcp_sessions.cli.option_variables import variables_named, warn_of
-from mcp_sessions.cli.over_the_file import options_over, say_options_over
 from mcp_sessions.cli.serve_options import (
     DEFAULT_PORT,
     DEFAULT_STORE,
@@ -38,7 +37,7 @@ from mcp_sessions.cli.targets import load_target
 from mcp_sessions.cli.telemetry import exporting
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.layer_settings import REPLACED, replacing
-from mcp_sessions.protocol_versions import versions_of
+from mcp_sessions.protocol_versions import Eras, versions_of
 from mcp_sessions.serve.garbage import setting_aside
 from mcp_sessions.serve.sockets import listen_on
 
@@ -88,7 +87,7 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if options.worker is not None:
         return _work(options, layer, store)
     if options.stdio and options.port is None:
-        start_up(options, None, store)
+        start_up(options, None, store, layer.eras)
         try:
             with _exporting(options):
                 layer.run("stdio", grace=options.grace)
@@ -96,7 +95,7 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             return INTERRUPTED
         return 0
     with listening_socket(options.host, _port(options)) as sock:
-        return _serve(options, layer, sock, lambda: start_up(options, sock, store))
+        return _serve(options, layer, sock, lambda: start_up(options, sock, store, layer.eras))
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -128,7 +127,7 @@ def _check(options: argparse.Namespace) -> int:
                     guards,
                 )
             ]
-        from mcp_sessions.cli.serve_config import layer_maker, served_of
+        from mcp_sessions.cli.serve_several import layer_maker, served_of
 
         named = options.store or DEFAULT_STORE
         make = layer_maker(options, named)
@@ -190,7 +189,7 @@ def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
         ConfigurationError: The file, an entry, the store or the port is wrong.
     """
     with setting_aside():
-        from mcp_sessions.cli.serve_config import layer_maker, layers_of, serve_all
+        from mcp_sessions.cli.serve_several import layer_maker, layers_of, serve_all
 
     store = options.store or DEFAULT_STORE
     make = layer_maker(options, store)
@@ -199,10 +198,13 @@ def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
     logs.take_over()
     if audit is not None:
         audit.install()
+    spoken: set[Eras] = {layer.eras for layer in layers.values()}
+    eras: Eras = spoken.pop() if len(spoken) == 1 else "both"
     if options.worker is not None:
         worker = _joined(options, [layer.store for layer in layers.values()], redacted(store))
         with worker.listener as sock, _exporting(options):
-            return serve_all(options, layers, make, sock, _security(options), worker.is_ready)
+            ready = partial(worker.is_ready, eras)
+            return serve_all(options, layers, make, sock, _security(options), ready)
     with listening_socket(options.host, _port(options)) as sock, _exporting(options):
         return serve_all(
             options,
@@ -210,7 +212,7 @@ def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
             make,
             sock,
             _security(options),
-            lambda: start_up(options, sock, redacted(store), list(layers)),
+            lambda: start_up(options, sock, redacted(store), eras, list(layers)),
         )
 
 
@@ -227,13 +229,13 @@ def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     store = redacted(options.store) if options.store else "as set in the SessionLayer"
     paths: Sequence[str] = ()
     if options.config is not None:
-        from mcp_sessions.cli.serve_config import servers_by_path
+        from mcp_sessions.cli.serve_several import servers_by_path
 
         paths = list(servers_by_path(options))
 
-    def started() -> None:
+    def started(eras: Eras) -> None:
         processes = "1 worker" if options.workers == 1 else f"{options.workers} workers"
-        start_up(options, sock, f"{store}, {processes}", paths)
+        start_up(options, sock, f"{store}, {processes}", eras, paths)
         if not keys:
             logging.getLogger(__name__).warning(
                 "sessions outlive these processes, but the keys that seal their state do not: "
@@ -257,7 +259,7 @@ def _work(options: argparse.Namespace, layer: SessionLayer, store: str) -> int:
     """
     worker = _joined(options, [layer.store], store)
     with worker.listener as sock:
-        return _serve(options, layer, sock, worker.is_ready)
+        return _serve(options, layer, sock, partial(worker.is_ready, layer.eras))
 
 
 def _joined(options: argparse.Namespace, stores: Sequence[SessionStore], named: str) -> Worker:
@@ -359,6 +361,7 @@ def start_up(
     options: argparse.Namespace,
     sock: socket.socket | None,
     store: str,
+    spoken: Eras,
     paths: Sequence[str] = (),
 ) -> None:
     """Print what is served, and its address, eras, transports and store.
@@ -375,7 +378,7 @@ def start_up(
         address = f"{scheme}://{host}:{sock.getsockname()[1]}"
         urls = [f"{address}{path}" for path in paths or [options.path]]
         transports = (*TRANSPORTS, *transports)
-    eras = versions_of(options.eras or "both")
+    eras = versions_of(spoken)
     if options.log_format == "json":
         logs.say(
             "serving",
@@ -387,11 +390,11 @@ def start_up(
             store=store,
         )
         return
-    spoken = ", ".join(f"{era} ({', '.join(versions)})" for era, versions in eras.items())
+    named = ", ".join(f"{era} ({', '.join(versions)})" for era, versions in eras.items())
     lines = [
         f"mcp-sessions {__version__} serves {options.target}",
         *(f"  at          {url}" for url in urls),
-        f"  eras        {spoken}",
+        f"  eras        {named}",
         f"  transports  {', '.join(transports)}",
         f"  store       {store}",
     ]

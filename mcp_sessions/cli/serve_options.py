@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from urllib.parse import urlsplit, urlunsplit
 
@@ -15,9 +15,7 @@ from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import (
     DEFAULT_GRACE,
-    FORGET_AFTER,
-    LIMIT_OPTIONS,
-    SessionPolicy,
+    LIMITS,
     TaskPolicy,
 )
 from mcp_sessions.protocol_versions import ERAS
@@ -28,19 +26,54 @@ Authentication, Deployment, Limits, Tasks, Conversations, Commands and URLs."""
 
 DEFAULT_STORE = "memory://"
 DEFAULT_PORT = 8000
-EXTERNAL_OPTIONS = (
-    "per",
-    "max_children",
-    "child_idle",
-    "start_timeout",
-)
+EXTERNAL_OPTIONS = ("per", "max_children", "child_idle", "start_timeout")
 """Options of a server that is a command or a URL, as `StdioServer` and `HTTPServer` call them."""
 
-_LIMITS = tuple(each for each in SessionPolicy.__dataclass_fields__ if each not in LIMIT_OPTIONS)
-"""Limits that have no option of their own in the help."""
+_LISTED = {
+    "idle_timeout": "idle time until a session ends or sleeps",
+    "max_sessions": "open sessions in the store",
+}
+"""Limits that the help lists, and what they are."""
 
-COMMAND_OPTIONS = ("cwd", "warm")
-URL_OPTIONS = ("header",)
+_NEEDS = {
+    "task_after": "tasks",
+    "task_tools": "tasks",
+    "per_principal": "conversations",
+    "platform_ids": "conversations",
+    "handle": "conversations",
+    "conversation_key": "conversations",
+    "dashboard_actions": "dashboard",
+    "reload_config": "config",
+    "ssl_keyfile": "ssl_certfile",
+}
+"""Option → the one without which it says nothing."""
+
+_ONLY_FOR = (
+    (("env",), ("command", "config"), "-- COMMAND or --config"),
+    (("cwd", "warm"), ("command",), "-- COMMAND"),
+    (("header",), ("url",), "a URL"),
+    (
+        (*EXTERNAL_OPTIONS, "lazy", "max_answer"),
+        ("command", "url", "config"),
+        "-- COMMAND, a URL or --config",
+    ),
+)
+"""Options, the kinds of servers that have them, and these in words."""
+
+_OF_HTTP = (
+    "allowed_host",
+    "allowed_origin",
+    "health",
+    "dashboard",
+    "drain_delay",
+    "access_log",
+    "forwarded_allow_ips",
+    "api_keys",
+    "auth",
+    "auth_issuer",
+    "ssl_certfile",
+)
+"""Options that say nothing about a client at standard input and output."""
 
 
 def parsed(
@@ -61,7 +94,7 @@ def parsed(
     empty = argparse.Namespace(
         command=command, url=None, unknown_variables=unknown(parser, variables)
     )
-    options, more, settings = parse(parser, _limits_named(own), empty, variables)
+    options, more, settings = parse(parser, own, empty, variables)
     options = argparse.Namespace(**vars(options), settings=settings)
     target: str = options.target or ""
     program = program_of(target)
@@ -71,7 +104,7 @@ def parsed(
     if has_scheme(target) and not is_url(target):
         raise ConfigurationError(wrong_address(target, HTTP))
     if more:
-        parser.unrecognized(more, [f"--{name.replace('_', '-')}" for name in _LIMITS])
+        parser.unrecognized(more)
     if options.config is not None:
         if options.target is not None or command:
             parser.error("--config serves the servers of its file: leave out the other server")
@@ -99,25 +132,27 @@ def _own(arguments: Sequence[str]) -> Sequence[str]:
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
-def _limits_named(own: Sequence[str]) -> Sequence[str]:
-    """Write ``--max-events 5`` as ``--limit max_events=5``: each limit is an option, too."""
-    written: list[str] = []
-    rest = iter(own)
-    for each in rest:
-        name, sign, value = each.partition("=")
-        limit = name.removeprefix("--").replace("-", "_")
-        if name.startswith("--") and limit in _LIMITS:
-            each = f"--limit={limit}={value if sign else next(rest, '')}"
-        written.append(each)
-    return written
-
-
 def wants_json(arguments: Sequence[str]) -> bool:
     """Whether the log is to be JSON. This is read before all other options."""
     own = _own(arguments)
     if any(each.partition("=")[0] == "--log-format" for each in own):
         return "--log-format=json" in own or ("--log-format", "json") in pairwise(own)
     return os.environ.get(variable_of("--log-format")) == "json"
+
+
+def option_of(name: str) -> str:
+    """Return the option that a member of the options is filled by."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _given(options: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """Return the options that say something, as 0 does."""
+    values = {name: getattr(options, name) for name in names}
+    return [
+        option_of(name)
+        for name, value in values.items()
+        if value not in (None, []) and value is not False
+    ]
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -127,40 +162,18 @@ def _check(options: argparse.Namespace) -> None:
             "give the name that clients call"
         )
     access.check_options(options)
-    if options.task_after is not None and not options.tasks:
-        raise ConfigurationError("--task-after needs --tasks: add it, or leave out --task-after")
-    if options.task_tools and not options.tasks:
-        raise ConfigurationError("--task-tools needs --tasks: add it, or leave out --task-tools")
-    more = {
-        "--per-principal": options.per_principal,
-        "--platform-ids": options.platform_ids,
-        "--handle": options.handle,
-        "--conversation-key": options.conversation_key,
-    }
-    given = [name for name, value in more.items() if value]
-    if given and not options.conversations:
-        raise ConfigurationError(
-            f"{given[0]} needs --conversations: add it, or leave out {given[0]}"
-        )
-    is_external = bool(options.command or options.url or options.config)
-    if options.config is not None and options.stdio:
-        raise ConfigurationError(
-            "--stdio serves one server, --config serves several over HTTP: leave out one of them"
-        )
-    for names, fits, what in (
-        (("env",), bool(options.command or options.config), "-- COMMAND or --config"),
-        (COMMAND_OPTIONS, bool(options.command), "-- COMMAND"),
-        (URL_OPTIONS, bool(options.url), "a URL"),
-        ((*EXTERNAL_OPTIONS, "lazy", "max_answer"), is_external, "-- COMMAND, a URL or --config"),
-    ):
-        given = [name for name in names if getattr(options, name) is not None]
-        if given and not fits:
-            name = f"--{given[0].replace('_', '-')}"
-            raise ConfigurationError(f"{name} is only for {what}: leave it out for this server")
-    if options.dashboard_actions and options.dashboard is None:
-        raise ConfigurationError(
-            "--dashboard-actions needs --dashboard PATH: add it, or leave out --dashboard-actions"
-        )
+    for name, needed in _NEEDS.items():
+        if _given(options, [name]) and not getattr(options, needed):
+            raise ConfigurationError(
+                f"{option_of(name)} needs {option_of(needed)}: add it, or leave out "
+                f"{option_of(name)}"
+            )
+    if options.stdio:
+        _check_stdio(options)
+    for names, kinds, what in _ONLY_FOR:
+        given = _given(options, names)
+        if given and not any(getattr(options, kind) for kind in kinds):
+            raise ConfigurationError(f"{given[0]} is only for {what}: leave it out for this server")
     if options.dashboard is not None:
         if options.config is not None:
             raise ConfigurationError(
@@ -177,43 +190,33 @@ def _check(options: argparse.Namespace) -> None:
                 f"--path {options.path} is the path of a health check: choose another --path, or "
                 "another --health"
             )
-    if options.stdio and options.workers is not None:
+
+
+def _check_stdio(options: argparse.Namespace) -> None:
+    if options.config is not None:
+        raise ConfigurationError(
+            "--stdio serves one server, --config serves several over HTTP: leave out one of them"
+        )
+    if options.workers is not None:
         raise ConfigurationError("--workers: --stdio needs one process: leave out one of them")
-    if options.stdio and options.audit == "-":
+    if options.audit == "-":
         raise ConfigurationError(
             "--audit -: with --stdio, the standard output belongs to the client: name a file"
         )
-    if options.reload_config and options.config is None:
-        raise ConfigurationError("--reload-config needs --config FILE: name the file to reload")
-    if options.ssl_keyfile is not None and options.ssl_certfile is None:
-        raise ConfigurationError("--ssl-keyfile needs --ssl-certfile FILE: name the certificate")
-    if options.stdio and options.port is None:
-        given = {
-            "--allowed-host": options.allowed_host,
-            "--allowed-origin": options.allowed_origin,
-            "--health": options.health,
-            "--dashboard": options.dashboard,
-            "--drain-delay": options.drain_delay,
-            "--access-log": options.access_log,
-            "--forwarded-allow-ips": options.forwarded_allow_ips,
-            "--api-keys": options.api_keys,
-            "--auth": options.auth,
-            "--auth-issuer": options.auth_issuer,
-            "--ssl-certfile": options.ssl_certfile,
-        }
-        refused = [name for name, value in given.items() if value]
-        if refused:
-            raise ConfigurationError(
-                f"{' '.join(refused)}: --stdio serves no HTTP: add --port, or leave out the option"
-            )
+    refused = _given(options, _OF_HTTP)
+    if options.port is None and refused:
+        raise ConfigurationError(
+            f"{' '.join(refused)}: --stdio serves no HTTP: add --port, or leave out the option"
+        )
 
 
 def make_parser() -> types.OneLineParser:
     parser = types.OneLineParser(
         prog="mcp-sessions serve",
-        usage="%(prog)s [OPTION ...] (TARGET | URL | --config FILE | -- COMMAND [ARG ...])",
+        usage="%(prog)s [OPTION ...] TARGET|URL|--config FILE|-- COMMAND ...",
         description=f"""\
-Serve an MCP server whose sessions survive a cut connection. The server is one of:
+Serve an MCP server whose sessions survive a cut connection. The server is one
+of:
 
   TARGET       {SHAPE}: a server or a SessionLayer
                of your code; without attr the only one in the file
@@ -224,7 +227,7 @@ Serve an MCP server whose sessions survive a cut connection. The server is one o
             "mcp-sessions serve server.py",
             "mcp-sessions serve server.py --store sqlite:///sessions.db --port 9000",
             "mcp-sessions serve -- npx -y @modelcontextprotocol/server-everything",
-            "mcp-sessions serve https://example.com/mcp --header 'Authorization: Bearer ${TOKEN}'",
+            "mcp-sessions serve https://example.com/mcp --header 'X-Api-Key: ${KEY}'",
             "mcp-sessions serve --config mcp.json --check",
         ),
         notes=f"{types.LEGEND}\n\n{NOTES}\n\n{_UNLISTED}",
@@ -281,30 +284,13 @@ def _add_access(group: types.Options) -> None:
 
 
 def _add_sessions(group: types.Options) -> None:
-    limits = SessionPolicy()
     group.add("--store URL", f"sessions: sqlite:///notes.db ({DEFAULT_STORE})")
     group.add("--encrypt-store", "encrypt events, answers and data in the store", default=None)
-    group.add(
-        "--idle-timeout TIME",
-        f"idle time until a session ends or sleeps ({types.shown(limits.idle_timeout)})",
-        types.seconds,
-    )
-    group.add(
-        "--forget-after TIME",
-        f"sleeping time until a session ends ({types.shown(FORGET_AFTER)})",
-        types.seconds,
-        is_listed=False,
-    )
-    group.add(
-        "--max-sessions N", f"open sessions in the store ({limits.max_sessions})", types.count
-    )
-    group.add(
-        "--limit NAME=VALUE",
-        "a limit of SessionPolicy: max_events=500 *",
-        types.limit,
-        action="append",
-        default=[],
-    )
+    for name in LIMITS:
+        kind, value, usual = types.limit(name)
+        what = _LISTED.get(name, "see the page Limits")
+        option = f"{option_of(name)} {value}"
+        group.add(option, f"{what} ({usual})", kind, is_listed=name in _LISTED)
     group.add("--hide PATTERN", "hide names that match, until they are revealed *", action="append")
     group.add(
         "--readable-state",
@@ -343,13 +329,6 @@ def _add_conversations(group: types.Options) -> None:
 
 
 def _add_limits(group: types.Options) -> None:
-    limits = SessionPolicy()
-    group.add(
-        "--max-message BYTES",
-        f"largest message of a client ({limits.max_message})",
-        types.count,
-        is_listed=False,
-    )
     group.add("--tasks", "turn long calls into tasks of the protocol", default=None)
     group.add(
         "--task-after TIME",
@@ -415,12 +394,6 @@ def _add_external(group: types.Options) -> None:
         "--start-timeout TIME",
         "time for the answer to initialize (30s)",
         types.seconds,
-        is_listed=False,
-    )
-    group.add(
-        "--max-answer BYTES",
-        f"largest message of the server ({SessionPolicy().max_answer})",
-        types.count,
         is_listed=False,
     )
 

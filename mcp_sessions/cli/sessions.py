@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
 import sys
 import time
@@ -22,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mcp_sessions.cli import arguments as types
-from mcp_sessions.cli.option_variables import Setting, setting_of, variables_named
+from mcp_sessions.cli.option_variables import fill, variables_named
 from mcp_sessions.cli.output import out
 from mcp_sessions.cli.session_rows import (
     TRANSPORTS,
@@ -88,24 +87,8 @@ def main(arguments: Sequence[str]) -> int:
     # argparse takes an argument that begins with a dash for an option.
     named = [digest(SessionId(each)) if _DASHED_ID.fullmatch(each) else each for each in arguments]
     options = make_parser().parse_args(named)
-    with variables_named(_from_environment(options)):
+    with variables_named(fill(options, _DEFAULTS)):
         return asyncio.run(_run(options))
-
-
-def _from_environment(options: argparse.Namespace) -> list[Setting]:
-    """Take the server's options that are not given from its variables, or else their defaults."""
-    taken: list[Setting] = []
-    for action in options.parser.shown_options():
-        if action.dest not in _DEFAULTS or getattr(options, action.dest) is not None:
-            continue
-        setting = setting_of(action, os.environ)
-        if setting is not None:
-            taken.append(setting)
-        value = _DEFAULTS[action.dest] if setting is None else setting.value
-        setattr(options, action.dest, value)
-    if options.store is None:
-        raise ConfigurationError("which store? Give --store URL, or set MCP_SESSIONS_STORE")
-    return taken
 
 
 async def _run(options: argparse.Namespace) -> int:

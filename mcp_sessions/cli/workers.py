@@ -25,8 +25,10 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 from mcp_sessions.core.backoff import Backoff
+from mcp_sessions.protocol_versions import Eras
 from mcp_sessions.security import mint_key
 from mcp_sessions.serve.systemd import READY, STOPPING, VARIABLE, notify
 
@@ -77,11 +79,12 @@ class Workers:
         # Only this process holds the writing end. The system closes it when this process exits.
         self._alive, self._keeps = os.pipe()
 
-    async def run(self, on_started: Callable[[], None]) -> int:
+    async def run(self, on_started: Callable[[Eras], None]) -> int:
         """Keep the workers until stopped, and return the exit status.
 
         Args:
-            on_started: Called once, when the first worker accepts connections.
+            on_started: Called once, when the first worker accepts connections, with the eras that
+                it speaks.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -89,10 +92,10 @@ class Workers:
         if self._reloads:
             loop.add_signal_handler(signal.SIGHUP, self._reload)
         first, is_ready = await self._start(is_first=True)
-        if not await is_ready:
+        if not (eras := await is_ready):
             status = await first.wait()
             return self._status() if self._stopping.is_set() else abs(status) or 1
-        on_started()
+        on_started(cast("Eras", eras.decode()))
         notify(READY)
         others = [self._keep(number, None) for number in range(2, self._number + 1)]
         await asyncio.gather(self._keep(1, first), *others)
@@ -153,8 +156,8 @@ class Workers:
     async def _start(
         self, *, is_first: bool = False
     ) -> tuple[asyncio.subprocess.Process, asyncio.Future[bytes]]:
-        """Start a worker. The future has a byte once it accepts connections, and none if it exits
-        before.
+        """Start a worker. The future has its eras once it accepts connections, and is empty if it
+        exits before.
         """
         listener = self._listener.fileno()
         says_from, says_to = os.pipe()
@@ -181,9 +184,13 @@ class Workers:
         return process, is_ready
 
 
+_LONGEST = 16
+"""Bytes of the eras, at most."""
+
+
 def _said(descriptor: int) -> bytes:
     try:
-        return os.read(descriptor, 1)
+        return os.read(descriptor, _LONGEST)
     finally:
         os.close(descriptor)
 
@@ -203,8 +210,8 @@ class Worker:
     def begin(self) -> None:
         threading.Thread(target=self._watch, daemon=True, name="the keeper's life").start()
 
-    def is_ready(self) -> None:
-        os.write(self._says_to, b"1")
+    def is_ready(self, eras: Eras) -> None:
+        os.write(self._says_to, eras.encode())
         os.close(self._says_to)
 
     def _watch(self) -> None:

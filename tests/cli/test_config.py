@@ -10,8 +10,8 @@ import pytest
 
 from mcp_sessions import HTTPServer, StdioServer
 from mcp_sessions.cli import config
-from mcp_sessions.cli.config_file import servers_of
 from mcp_sessions.cli.main import main
+from mcp_sessions.cli.servers_file import servers_of
 from tests.house.source import ROOT
 
 URL = "https://mcp.example.com/mcp"

@@ -31,7 +31,6 @@ OTHER: Mapping[str, tuple[str, Any]] = {
     "--log-level": ("debug", "debug"),
     "--log-format": ("json", "json"),
     "--per": ("shared", "shared"),
-    "--limit": ("max_events=5", [("max_events", 5)]),
     "--eras": ("2026", "2026"),
     "--header": ("A: 1, 2; 3", [("A", "1, 2; 3")]),
     "--env": ("A=1", [("A", "1")]),

@@ -17,8 +17,8 @@ from mcp_sessions.cli.serve import (
     _layer,  # pyright: ignore[reportPrivateUsage]
     listening_socket,
 )
-from mcp_sessions.cli.serve_config import layer_maker, layers_of
 from mcp_sessions.cli.serve_options import parsed
+from mcp_sessions.cli.serve_several import layer_maker, layers_of
 from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.testing.memory_client import inside

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.cli.external import given_options
+from mcp_sessions.cli.layer_options import given_options
 from mcp_sessions.cli.serve_options import parsed
 from tests.support.children import CHILD, MODERN_CHILD, child_world, children_of, is_alive
 from tests.support.duplex import ELICITS, listening
@@ -238,8 +238,7 @@ def test_options_that_make_no_sense_are_one_line(
     ("arguments", "said"),
     [
         (["--stroe", "x", "app.py"], "arguments: --stroe app.py; did you mean --store? (see"),
-        (["app.py", "--limit", "max_event=5"], "did you mean max_events? (see"),
-        (["app.py", "--limit", "Max-Tools=5"], "not 'Max-Tools=5'"),
+        (["app.py", "--max-event", "5"], "did you mean --max-events? (see"),
         (["app.py", "--prot=1"], "arguments: --prot=1; did you mean --port? (see"),
         (["app.py", "--unlike"], "arguments: --unlike (see"),
     ],

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from mcp_sessions.authentication import key_file
-from mcp_sessions.cli.config_file import servers_of
-from mcp_sessions.cli.serve_config import servers_by_path
 from mcp_sessions.cli.serve_options import parsed
+from mcp_sessions.cli.serve_several import servers_by_path
+from mcp_sessions.cli.servers_file import servers_of
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.policy import TaskPolicy
@@ -262,9 +262,12 @@ def test_a_server_whose_tasks_changed_is_served_anew(tmp_path: Path) -> None:
         ),
         ({**ENTRY, "tasks": "yes"}, "a: tasks must be true, false or an object"),
         ({**ENTRY, "tasks": {"every": ["build"]}}, "a: tasks has no every"),
-        ({**ENTRY, "tasks": {"always": "build"}}, "a: tasks.always must be a list of tools"),
+        (
+            {**ENTRY, "tasks": {"always": "build"}},
+            "tasks: always must be a list of texts, not a",
+        ),
         ({**ENTRY, "tasks": {"after": "soon"}}, "a: tasks.after must be a time"),
-        ({**ENTRY, "tasks": {"maxTasks": 1.5}}, "a: tasks.maxTasks must be a whole number"),
+        ({**ENTRY, "tasks": {"maxTasks": 1.5}}, "a: tasks: maxTasks must be a whole number"),
         ({**ENTRY, "tasks": {"ttl": 0}}, "a: tasks: ttl must be a positive number"),
         ({"url": "ftp://host"}, "a: 'ftp://host': an address begins with http:// or https://"),
         ({"url": "https://host", "headers": {"A": "b\nc"}}, "a: the header 'A' cannot be sent"),
@@ -445,13 +448,13 @@ def test_an_entry_may_need_scopes(tmp_path: Path) -> None:
     ("auth", "said"),
     [
         ("files", "auth must be an object"),
-        ({"scopes": "files"}, "auth.scopes: must be a list of scopes"),
+        ({"scopes": "files"}, "scopes must be a list of texts, not a str"),
         ({"scopes": ["a b"]}, "scopes: must be a list of scopes"),
-        ({"tools": ["delete"]}, "auth.tools must be an object"),
-        ({"tools": {"delete": "files"}}, "auth.tools.delete: must be a list of scopes"),
+        ({"tools": ["delete"]}, "auth.tools must be a mapping, not a list"),
+        ({"tools": {"delete": "files"}}, "each value of auth.tools must be a list of texts"),
         ({"tools": {"delete": [1]}}, "each value of auth.tools must be a text, not an int"),
-        ({"tools": {"": ["a"]}}, "auth.tools: a pattern is empty"),
-        ({"tools": {"delete": []}}, "auth.tools.delete: must be a list of scopes"),
+        ({"tools": {"": ["a"]}}, "auth.tools: a pattern, or its list of scopes, is empty"),
+        ({"tools": {"delete": []}}, "auth.tools: a pattern, or its list of scopes, is empty"),
         ({"CLIENT_ID": "mine", "scopes": ["a"]}, "auth: has scopes and tools, and no CLIENT_ID"),
     ],
 )

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mcp_sessions.cli import acp, bridge, conformance, keys, serve_options, sessions
-from mcp_sessions.cli.arguments import OneLineParser, duration, limit, seconds, shown
-from mcp_sessions.cli.config_file import servers_of
+from mcp_sessions.cli.arguments import OneLineParser, duration, seconds, shown
+from mcp_sessions.cli.servers_file import servers_of
 from mcp_sessions.errors import ConfigurationError
 
 PARSERS = (acp, bridge, conformance, keys, serve_options, sessions)
@@ -43,14 +43,6 @@ def test_only_some_times_may_be_0() -> None:
     assert duration("0") == duration("0s") == 0
     with pytest.raises(argparse.ArgumentTypeError, match="above 0"):
         seconds("0m")
-
-
-def test_a_limit_that_is_a_time_is_written_so_and_a_rate_is_none() -> None:
-    assert limit("max_lifetime=90d") == ("max_lifetime", 7_776_000)
-    assert limit("progress_every=0") == ("progress_every", 0)
-    assert limit("max_requests_per_principal=2.5") == ("max_requests_per_principal", 2.5)
-    with pytest.raises(argparse.ArgumentTypeError, match="a positive number, not '30m'"):
-        limit("max_requests_per_principal=30m")
 
 
 @pytest.mark.parametrize("time", [0, 0.1, 1, 4, 60, 90, 900, 1_800, 86_400, 2_592_000])

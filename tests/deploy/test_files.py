@@ -11,8 +11,8 @@ import compose_spec
 import pytest
 import yaml
 
-from mcp_sessions.cli.config_file import servers_of
 from mcp_sessions.cli.serve_options import parsed
+from mcp_sessions.cli.servers_file import servers_of
 from tests.deploy.files import (
     DEPLOY,
     MANIFESTS,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sessions.cli.config_file import servers_of
+from mcp_sessions.cli.servers_file import servers_of
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.stdio_server import StdioServer
 

@@ -52,7 +52,7 @@ def test_log_audit_and_limits_name_the_client_of_a_trusted_proxy(
     named = () if trusted is None else ("--forwarded-allow-ips", proxies)
     given = ("app.py", "--audit", str(audit), "--access-log")
     with serving(
-        tmp_path, *given, *named, "--limit", "max_requests_per_principal=0.001", within=120
+        tmp_path, *given, *named, "--max-requests-per-principal", "0.001", within=120
     ) as process:
         address = started(process)
         answers = [initialize(address, client) for client in (ADA, ADA, BOB)]

@@ -154,7 +154,7 @@ def test_health_checks_answer_while_all_connections_are_busy(what: str, tmp_path
 @pytest.mark.parametrize("what", BUSY_NOW)
 def test_busy_connections_of_one_address_keep_no_other_out(what: str, tmp_path: Path) -> None:
     """Rule 3: the address with most makes room. A health check costs nobody anything."""
-    with hostile(tmp_path, "--limit", "max_connections=6") as setup:
+    with hostile(tmp_path, "--max-connections", "6") as setup:
         many = [setup.connect() for _ in range(6)]
         for sock in many:
             assert BUSY_NOW[what](setup, sock).startswith((b"HTTP/1.1 101", b"HTTP/1.1 200"))
@@ -179,7 +179,7 @@ def test_busy_connections_of_one_address_keep_no_other_out(what: str, tmp_path: 
 
 def test_the_number_of_connections_can_be_bounded(tmp_path: Path) -> None:
     """Rule 3, ``max_connections``: the one that was silent for longest goes."""
-    with hostile(tmp_path, "--limit", "max_connections=3") as setup:
+    with hostile(tmp_path, "--max-connections", "3") as setup:
         first, *others = [setup.connect() for _ in range(3)]
         for sock in others:
             sock.sendall(setup.head("GET /healthz"))
@@ -195,7 +195,7 @@ def test_the_number_of_connections_can_be_bounded(tmp_path: Path) -> None:
 
 def test_the_address_with_most_connections_makes_room(tmp_path: Path) -> None:
     """Rule 3: who opens many closes no connection of another address, however silent."""
-    with hostile(tmp_path, "--limit", "max_connections=6") as setup:
+    with hostile(tmp_path, "--max-connections", "6") as setup:
         other = socket.socket()
         setup.sockets.append(other)
         other.bind(("127.0.0.2", 0))
@@ -243,7 +243,7 @@ LATE: dict[str, tuple[Callable[[Setup], bytes], bytes]] = {
 def test_a_request_that_comes_a_byte_at_a_time_is_given_up(what: str, tmp_path: Path) -> None:
     """Rule 1: it is the whole of it that has to be here, however often something comes."""
     begun, answer = LATE[what]
-    with hostile(tmp_path, "--limit", "receive_timeout=1") as setup:
+    with hostile(tmp_path, "--receive-timeout", "1") as setup:
         sock = setup.connect()
         sock.sendall(begun(setup))
         sock.settimeout(0.2)
@@ -265,7 +265,7 @@ def test_a_request_that_comes_a_byte_at_a_time_is_given_up(what: str, tmp_path: 
 
 def test_a_request_that_is_whole_is_not_late(tmp_path: Path) -> None:
     """A response may take as long as it wants; so may the next request."""
-    with hostile(tmp_path, "--limit", "receive_timeout=1") as setup:
+    with hostile(tmp_path, "--receive-timeout", "1") as setup:
         sock = setup.connect()
         sock.sendall(setup.post(BODY)[:-10])
         sock.sendall(setup.post(BODY)[-10:])
@@ -345,7 +345,7 @@ def test_an_upgrade_with_a_header_that_is_too_large_is_answered(tmp_path: Path) 
 
 def test_a_peer_that_takes_nothing_of_its_answer_is_cut(tmp_path: Path) -> None:
     """Rule 2: nothing of it is held any longer."""
-    with hostile(tmp_path, "--limit", "receive_timeout=1") as setup:
+    with hostile(tmp_path, "--receive-timeout", "1") as setup:
         answer = setup.connect()
         answer.sendall(setup.post(BODY))
         session = session_of(answer_on(answer))

@@ -95,7 +95,7 @@ def test_a_client_that_does_not_complete_its_handshake_is_cut(files: Files) -> N
 
     No other client connects here: on a busy machine a handshake takes longer than this timeout.
     """
-    with over_tls(files, "--limit", "receive_timeout=0.5") as setup:
+    with over_tls(files, "--receive-timeout", "0.5") as setup:
         silent = setup.connect()
         assert closed_by_peer(silent) == b""
         assert "closed: no complete request came in time" in setup.log()

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from mcp_sessions import StdioServer
-from mcp_sessions.cli.serve_config import ReloadedFile
+from mcp_sessions.cli.serve_several import ReloadedFile
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.serve.together import Part, Together
 from tests.support.virtual_time import VIRTUAL, Backend

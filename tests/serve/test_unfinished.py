@@ -34,7 +34,7 @@ LARGEST = 200_000
 MOST = 1_000_000
 MANY = 12
 
-BOUNDS = ("--max-message", str(LARGEST), "--limit", f"max_unread_bytes={MOST}")
+BOUNDS = ("--max-message", str(LARGEST), "--max-unread-bytes", str(MOST))
 
 MASK = bytes(4)
 """Of zeros: a masked text looks as it is."""

@@ -1,6 +1,7 @@
 """A layer speaks the eras that its operator names, on every transport."""
 
 import json
+import subprocess
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,10 +13,9 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 
 from mcp_sessions import ConfigurationError, SessionLayer
-from mcp_sessions.cli.config_file import servers_of
-from mcp_sessions.cli.over_the_file import options_over
-from mcp_sessions.cli.serve import start_up
+from mcp_sessions.cli.layer_options import options_over
 from mcp_sessions.cli.serve_options import parsed
+from mcp_sessions.cli.servers_file import servers_of
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.protocol_versions import (
@@ -30,6 +30,8 @@ from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS
 from tests.support.duplex import DuplexPeer, listening, pipe, websocket
 from tests.support.modern import ModernClient, envelope
 from tests.support.raw import SESSION, Json
+from tests.support.redis_server import namespace, shared_redis
+from tests.support.serving import read_lines, serving
 from tests.support.world import Toolbox, world
 
 pytestmark = pytest.mark.anyio
@@ -52,19 +54,55 @@ def test_the_versions_are_those_of_the_sdk() -> None:
     assert MODERN_ERA == MODERN_PROTOCOL_VERSIONS and NEWEST_MODERN == max(MODERN_ERA)
 
 
-@pytest.mark.parametrize(
-    ("eras", "line"),
-    [
-        ("2025", "handshake (2025-03-26, 2025-06-18, 2025-11-25)"),
-        ("2026", "modern (2026-07-28)"),
-    ],
-)
-def test_the_first_lines_name_the_eras_that_are_spoken(
-    eras: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    start_up(parsed(["server.py", "--eras", eras]), None, "memory://")
+FIRST_LINES = {
+    "2025": "handshake (2025-03-26, 2025-06-18, 2025-11-25)",
+    "2026": "modern (2026-07-28)",
+}
+APP = """
+from mcp.server import MCPServer
+from mcp_sessions import SessionLayer
 
-    assert f"  eras        {line}\n" in capsys.readouterr().err
+layer = SessionLayer(MCPServer("notes"), eras="2025")
+"""
+
+
+def first_lines(process: "subprocess.Popen[str]") -> str:
+    said = ""
+    while "  store  " not in said and (line := read_lines(process, 1)):
+        said += line
+    return said
+
+
+@pytest.mark.parametrize(("given", "eras"), [((), "2025"), (("--eras", "2026"), "2026")])
+def test_the_first_lines_name_the_eras_that_are_spoken(
+    given: tuple[str, ...], eras: str, tmp_path: Path
+) -> None:
+    """Those of a file's layer, if no option replaces them."""
+    (tmp_path / "app.py").write_text(APP)
+    with serving(tmp_path, "app.py", *given) as process:
+        lines = first_lines(process)
+
+    assert f"  eras        {FIRST_LINES[eras]}\n" in lines
+
+
+@pytest.mark.redis
+def test_the_first_lines_of_workers_name_the_eras_of_the_file(tmp_path: Path) -> None:
+    """The process that prints them does not load the file."""
+    (tmp_path / "app.py").write_text(APP)
+    store = f"{shared_redis().url}?namespace={namespace()}"
+    with serving(tmp_path, "app.py", "--workers", "2", "--store", store) as process:
+        lines = first_lines(process)
+
+    assert f"  eras        {FIRST_LINES['2025']}\n" in lines
+
+
+def test_the_first_lines_name_the_eras_of_all_servers_of_a_file(tmp_path: Path) -> None:
+    entry: Json = {"url": "http://127.0.0.1:1/mcp"}
+    for second, named in (("2025", FIRST_LINES["2025"]), ("2026", ", ".join(FIRST_LINES.values()))):
+        servers = {"a": {**entry, "eras": "2025"}, "b": {**entry, "eras": second}}
+        (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+        with serving(tmp_path, "--config", "mcp.json", "--lazy") as process:
+            assert f"  eras        {named}\n" in first_lines(process)
 
 
 DUPLEX = pytest.mark.parametrize("kind", ["websocket", "stdio"])

@@ -180,11 +180,11 @@ def test_the_log_names_a_limit_once_a_minute_and_how_to_raise_it(
         (logging.WARNING, f"refused requests: {text}")
         for text in (
             "1. The limit max_calls_per_principal (5) is reached. To raise it, set "
-            "max_calls_per_principal in SessionPolicy, or --limit max_calls_per_principal=N",
+            "max_calls_per_principal in SessionPolicy, or --max-calls-per-principal",
             "1. The limit max_running_requests (1000) is reached. To raise it, set "
-            "max_running_requests in SessionPolicy, or --limit max_running_requests=N",
+            "max_running_requests in SessionPolicy, or --max-running-requests",
             "3. The limit max_calls_per_principal (5) is reached. To raise it, set "
-            "max_calls_per_principal in SessionPolicy, or --limit max_calls_per_principal=N",
+            "max_calls_per_principal in SessionPolicy, or --max-calls-per-principal",
         )
     ]
     assert counted == ["max_calls_per_principal"] * 3 + [

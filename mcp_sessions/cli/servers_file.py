@@ -10,8 +10,9 @@ import json
 import logging
 import re
 from argparse import ArgumentTypeError
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -45,30 +46,25 @@ outside of them.
 
 _OF_COMMAND: Final = frozenset({"command", "args", "env", "cwd"})
 _OF_URL: Final = frozenset({"url", "headers"})
+
+
+def _as_in_files(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(map(str.title, rest))
+
+
 _OURS: Final = {
-    "per": "per",
-    "maxChildren": "max_children",
-    "childIdle": "child_idle",
-    "startTimeout": "start_timeout",
-    "warm": "warm",
+    _as_in_files(name): name
+    for name in ("per", "max_children", "child_idle", "start_timeout", "warm")
 }
 """Members that only this file has → their names in ``StdioServer`` and ``HTTPServer``."""
 
-_OF_TASKS: Final = {
-    "after": "after",
-    "always": "always",
-    "never": "never",
-    "required": "required",
-    "tools": "tools",
-    "ttl": "ttl",
-    "pollInterval": "poll_interval",
-    "maxTime": "max_time",
-    "maxTasks": "max_tasks",
-    "maxTasksPerPrincipal": "max_tasks_per_principal",
-}
+_OF_TASKS: Final = {_as_in_files(each.name): each.name for each in fields(TaskPolicy)}
 """Members of ``tasks`` → their names in ``TaskPolicy``."""
 
-_TIMES: Final = {"childIdle", "startTimeout", "after", "ttl", "pollInterval", "maxTime"}
+_TIMES: Final = {"childIdle", "startTimeout"} | {
+    _as_in_files(each.name) for each in fields(TaskPolicy) if each.type == "float"
+}
 _OTHERS: Final = {"type", "disabled", "enabled", "auth", "eras", "requestKeys", "tasks"}
 _USED: Final = _OF_COMMAND | _OF_URL | _OURS.keys() | _OTHERS
 _TYPES: Final = {
@@ -227,24 +223,29 @@ def _server(
     foreign = sorted(members.keys() & (_OF_COMMAND | _OF_URL) - _TYPES[kind])
     if foreign:
         raise ConfigurationError(f"{foreign[0]} is not for servers of type {kind}: leave it out")
-    own = {each: members[each] for each in _OURS if each in members}
-    for each, value in own.items():
-        if each in _TIMES:
-            own[each] = _time(each, value)
-        elif each != "per" and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ConfigurationError(f"{each} must be a whole number")
-    options = {**given, **{_OURS[each]: value for each, value in own.items()}}
-    options |= _needed_scopes(members.get("auth"))
+    own = {_OURS[each]: _read(each, members[each]) for each in _OURS if each in members}
+    options = {**given, **own, **_needed_scopes(members.get("auth"))}
     if _TYPES[kind] is _OF_URL and "warm" in members:
         raise ConfigurationError("warm is only for commands: leave it out")
-    try:
+    with _named_as_in_files(_OURS | {"auth.tools": "tool_scopes"}):
         return _made(members, _TYPES[kind] is _OF_URL, options, env)
+
+
+@contextmanager
+def _named_as_in_files(names: Mapping[str, str], within: str = "") -> Generator[None]:
+    """Let an error name members of the file.
+
+    Args:
+        names: These members → the names of the arguments.
+        within: What the error begins with.
+    """
+    try:
+        yield
     except ConfigurationError as failed:
         said = str(failed)
-        for each, argument in {**_OURS, "auth.tools": "tool_scopes"}.items():
-            # The error names the member as the file has it.
-            said = re.sub(rf"\b{argument}\b", each, said)
-        raise ConfigurationError(said) from failed
+        for member, argument in names.items():
+            said = re.sub(rf"\b{argument}\b", member, said)
+        raise ConfigurationError(within + said) from failed
 
 
 def _eras(given: object) -> Eras:
@@ -287,32 +288,18 @@ def _tasks(given: Any, usual: TaskPolicy | None) -> TaskPolicy | None:
     if not isinstance(given, dict):
         raise ConfigurationError("tasks must be true, false or an object")
     members = cast("dict[str, Any]", given)
-    changes: dict[str, Any] = {}
-    for name, value in members.items():
-        if name not in _OF_TASKS:
-            raise ConfigurationError(f"tasks has no {name}{did_you_mean(name, _OF_TASKS)}")
-        usual_value = getattr(policy, _OF_TASKS[name])
-        if isinstance(usual_value, bool):
-            if not isinstance(value, bool):
-                raise ConfigurationError(f"tasks.{name} must be true or false")
-            changes[_OF_TASKS[name]] = value
-            continue
-        if name in _TIMES:
-            changes[_OF_TASKS[name]] = _time(f"tasks.{name}", value)
-            continue
-        if isinstance(usual_value, int):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ConfigurationError(f"tasks.{name} must be a whole number")
-            changes[_OF_TASKS[name]] = value
-            continue
-        names = cast("list[Any]", value) if isinstance(value, list) else [None]
-        if not all(isinstance(each, str) for each in names):
-            raise ConfigurationError(f"tasks.{name} must be a list of tools")
-        changes[_OF_TASKS[name]] = tuple(names)
-    try:
+    for name in members.keys() - _OF_TASKS.keys():
+        raise ConfigurationError(f"tasks has no {name}{did_you_mean(name, _OF_TASKS)}")
+    changes = {_OF_TASKS[name]: _read(f"tasks.{name}", value) for name, value in members.items()}
+    with _named_as_in_files(_OF_TASKS, "tasks: "):
         return replace(policy, **changes)
-    except ConfigurationError as failed:
-        raise ConfigurationError(f"tasks: {failed}") from failed
+
+
+def _read(name: str, value: Any) -> Any:
+    """Return a value as Python takes it, which checks its type."""
+    if name.rpartition(".")[2] in _TIMES:
+        return _time(name, value)
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
 def _time(name: str, value: Any) -> float:
@@ -348,17 +335,10 @@ def _needed_scopes(auth: Any) -> dict[str, Any]:
         hint = did_you_mean(foreign[0], ("scopes", "tools"))
         raise ConfigurationError(f"auth: has scopes and tools, and no {foreign[0]}{hint}")
     tools: Any = given.get("tools", {})
-    if not isinstance(tools, dict):
-        raise ConfigurationError("auth.tools must be an object of lists of scopes")
-    always: Any = given.get("scopes", [])
-    if not isinstance(always, list):
-        raise ConfigurationError("auth.scopes: must be a list of scopes")
-    for pattern, scopes in cast("dict[str, Any]", tools).items():
-        if not isinstance(scopes, list) or not scopes:
-            raise ConfigurationError(f"auth.tools.{pattern}: must be a list of scopes")
-        if not pattern:
-            raise ConfigurationError("auth.tools: a pattern is empty")
-    return {"scopes": cast("list[Any]", always), "tool_scopes": cast("dict[str, Any]", tools)}
+    each = cast("dict[str, Any]", tools).items() if isinstance(tools, dict) else ()
+    if tools is None or not all(pattern and scopes for pattern, scopes in each):
+        raise ConfigurationError("auth.tools: a pattern, or its list of scopes, is empty")
+    return {"scopes": given.get("scopes", []), "tool_scopes": tools}
 
 
 def _made(

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import httpx2
 import pytest
 
 from mcp_sessions import ConfigurationError, Conversations, SessionLayer, SessionPolicy, TaskPolicy
+from mcp_sessions.cli.layer_options import options_over
 from mcp_sessions.cli.main import main
-from mcp_sessions.cli.over_the_file import options_over
 from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.cli.targets import load_target
 from mcp_sessions.layer_settings import AGENT_REPLACED, REPLACED, LayerSettings, replacing
@@ -64,11 +65,11 @@ def settings(*options: str, environment: dict[str, str] | None = None) -> argpar
 
 
 def test_a_limit_wins_and_the_files_other_limits_stay(checked: Checked) -> None:
-    out, log = checked("--limit", "max_events=5")
+    out, log = checked("--max-events", "5")
 
     assert "events of a session for replay: 5" in out
     assert "sleeps after 77s" in out
-    assert log == ["--limit wins over the layer of app.py"]
+    assert log == ["--max-events wins over the layer of app.py"]
 
 
 def test_a_store_wins(checked: Checked, here: Path) -> None:
@@ -86,25 +87,44 @@ def test_nothing_is_said_where_nothing_is_replaced(checked: Checked) -> None:
 
 
 def test_a_variable_wins_and_is_named(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MCP_SESSIONS_LIMIT", "max_events=6")
+    monkeypatch.setenv("MCP_SESSIONS_MAX_EVENTS", "6")
 
     out, log = checked()
 
     assert "events of a session for replay: 6" in out
-    assert log == ["MCP_SESSIONS_LIMIT wins over the layer of app.py"]
+    assert log == ["MCP_SESSIONS_MAX_EVENTS wins over the layer of app.py"]
 
 
-@pytest.mark.parametrize("given", [["--max-events", "5"], ["--max-events=5"]])
-def test_a_limit_is_an_option_by_its_name(given: list[str]) -> None:
-    assert (
-        settings(*given).limit == settings("--limit", "max_events=5").limit == [("max_events", 5)]
-    )
+@pytest.mark.parametrize(
+    "limit", [each.name for each in fields(SessionPolicy) if each.name != "coalescing"]
+)
+def test_each_limit_is_an_option_by_its_name(limit: str) -> None:
+    named: dict[str, Any] = {limit: 7}
+    option = f"--{limit.replace('_', '-')}"
+    # Some are only for a server outside of this process.
+    options = parsed([option, "7", "--", sys.executable], {})
+
+    assert options_over(options, LayerSettings()).policy == SessionPolicy(**named)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "value"),
+    [
+        ("--max-lifetime", "90d", 7_776_000),
+        ("--progress-every", "0", 0),
+        ("--max-requests-per-principal", "2.5", 2.5),
+    ],
+)
+def test_a_limit_is_a_time_or_a_number(option: str, text: str, value: float) -> None:
+    name = option.removeprefix("--").replace("-", "_")
+
+    assert getattr(options_over(settings(option, text), LayerSettings()).policy, name) == value
 
 
 def test_the_code_of_the_file_has_what_is_served(here: Path) -> None:
     """It may take ``layer.store`` as soon as the layer is made."""
     (here / "app.py").rename(here / "app_that_takes.py")
-    options = settings("--limit", "max_events=5")
+    options = settings("--max-events", "5")
     with replacing(REPLACED, lambda said: options_over(options, said)):
         layer: Any = load_target(
             "app_that_takes.py", kinds=[lambda it: isinstance(it, SessionLayer)]
@@ -129,7 +149,7 @@ def test_the_code_of_the_file_has_what_is_served(here: Path) -> None:
         (["--tasks", "--task-after", "9"], "tasks", TaskPolicy(never=["x"], after=9)),
         (["--eras", "2025"], "eras", "2025"),
         (["--request-key", "header:X-Key"], "request_keys", ["header:X-Key"]),
-        (["--limit", "max_age=1h"], "policy", SessionPolicy(max_events=3, max_age=3_600)),
+        (["--max-age", "1h"], "policy", SessionPolicy(max_events=3, max_age=3_600)),
         (
             ["--conversations", "--conversation-key", "header:X-Chat"],
             "conversations",
@@ -274,9 +294,9 @@ def test_the_layer_of_an_agent_follows_the_options_too(here: Path) -> None:
 
 
 def test_several_options_win(checked: Checked) -> None:
-    _, log = checked("--limit", "max_events=5", "--store", "memory://")
+    _, log = checked("--max-events", "5", "--store", "memory://")
 
-    assert log == ["--store, --limit win over the layer of app.py"]
+    assert log == ["--store, --max-events win over the layer of app.py"]
 
 
 def test_a_wrong_option_is_no_fault_of_the_file(
