@@ -33,9 +33,9 @@ from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.server.reporting.stories import Stories
 from mcp_sessions.server.requests.session_visibility import check_patterns
-from mcp_sessions.server.upstream.external.beginning import Starter
 from mcp_sessions.server.upstream.external.command import StdioChildren
 from mcp_sessions.server.upstream.external.param_headers import DeclaredHeaders
+from mcp_sessions.server.upstream.external.starts import Starter
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
 from mcp_sessions.server.upstream.external.url import HttpChildren
 from mcp_sessions.server.upstream.modern_rules import ModernRules

@@ -35,7 +35,8 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.sealing_key_file import checked_key_file
 from mcp_sessions.serve.tls import certificate_of
-from mcp_sessions.server.upstream.external.trial import Tried, why_not
+from mcp_sessions.server.upstream.external.children import Tried
+from mcp_sessions.server.upstream.external.starts import why_not
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.server.upstream.sdk.http_application import allowing
 from mcp_sessions.stdio_server import StdioServer

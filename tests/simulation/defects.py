@@ -26,7 +26,7 @@ from mcp_sessions.server.requests import running
 from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.reports import Reports
 from mcp_sessions.server.requests.running import RunningRequest
-from mcp_sessions.server.upstream.external import beginning, peer, sharing
+from mcp_sessions.server.upstream.external import peer, sharing, starts
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Forgotten
 from mcp_sessions.server.upstream.external.server_messages import Notifier
@@ -316,7 +316,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a new process has no subscriptions": Defect(
         "After a restart of its command a client heard of no change.",
-        ((beginning, "restore_settings", _waits_for_nothing),),
+        ((starts, "restore_settings", _waits_for_nothing),),
     ),
     "words are proof that nothing ran": Defect(
         "A URL answered 400 after the work, with the word session, and the work ran twice.",

@@ -9,13 +9,20 @@ Rules:
 3. A child without requests ends after a while. A child that runs a request never makes room.
 4. Text that a client can write never names a child. Its session, its connection or its principal
    names it.
-5. A start that hangs makes room for a request that needs it. A start hangs if it takes several
-   times as long as the longest one that succeeded, or half of its time limit. Within one principal
-   the oldest start goes first. One line in the log says so, and it counts as a failed start.
-6. If the machine lacks a resource (files, processes, memory), that is no failure of the server, be
+5. If the machine lacks a resource (files, processes, memory), that is no failure of the server, be
    it a command or a URL. The next request tries again at once.
-7. A start without room waits for it, if room gets free by itself within :data:`WAITS` seconds. A
+6. A start without room waits for it, if room gets free by itself within :data:`WAITS` seconds. A
    child will have been idle for long by then, or a client that was asked is away.
+
+A server is started once before a client needs it, which shows whether it works. Rules, owned by
+``tests/server/upstream/external/test_trial.py``:
+
+1. No client notices it: it takes none of the room, and a failure refuses no client.
+2. A process gets no message, and waits for the client that needs one first. It is clean, and starts
+   once.
+3. A URL has no process. A process that all clients share, or that names its session or principal,
+   is another one. So these begin with a handshake. The child is then stopped. If all clients share
+   one child and there is none yet, it stays.
 
 The server of a layer that runs can change: its next children are started in another way.
 
@@ -31,7 +38,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -45,14 +52,6 @@ from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.protocol_versions import NEWEST_MODERN
-from mcp_sessions.server.upstream.external.beginning import (
-    Ended,
-    NoMeans,
-    Starter,
-    begin,
-    made,
-    not_started,
-)
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import ChildRefused
 from mcp_sessions.server.upstream.external.server_messages import Notifier
@@ -67,10 +66,17 @@ from mcp_sessions.server.upstream.external.starts import (
     EVICTABLE,
     LOOKS,
     WAITS,
+    Ended,
     Failures,
+    NoMeans,
     Room,
-    Starts,
+    Starter,
+    begin,
+    made,
+    not_started,
+    why_not,
 )
+from mcp_sessions.server.upstream.external.warm import warn_of
 from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -83,7 +89,20 @@ _CLOSING = 10.0
 
 _LEAVING = "the layer stops"
 _ENDED = "its session or connection ended"
-_HUNG = "it started too slowly while other clients waited for room"
+
+
+class _TrialSlot(Slot):
+    def label(self) -> str:
+        return f"{self.services.title}, first start"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    result: Mapping[str, Any]
+    """Its answer to ``initialize``."""
+
+    memory: int | None
+    """See :meth:`ChildWire.memory`."""
 
 
 @dataclass(eq=False)
@@ -114,7 +133,6 @@ class Children:
         self._slots: dict[Hashable, Slot] = {}
         self.room = Room(lambda: self.server, self._slots)
         self._living, self._ending = self.room.living, self.room.ending
-        self._hanging = Starts(self.server.start_timeout)
         self._rounds = Background()
         self._background = Background()
         self._is_closed = False
@@ -128,7 +146,7 @@ class Children:
         self.names_requests = False
         """Whether the server names the request behind each message, to every client."""
 
-        self._failures = Failures(self.ours)
+        self._failures = Failures()
         self._said_at = -math.inf
 
     def offered(self, client: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -294,20 +312,13 @@ class Children:
             raise not_started(_ENDED)
         await self._make_room(slot)
         try:
-            with self._hanging.one(slot):
-                child = await self._start_in_an_era(slot, principal)
+            child = await self._start_in_an_era(slot, principal)
         except asyncio.CancelledError:
-            if not self._hanging.made_room(slot):
-                # The clients that wait for it were not cancelled, and get an answer.
-                raise not_started(_LEAVING if self._is_leaving else _ENDED) from None
-            hangs = not_started(_HUNG)
-            logger.warning("%s: %s", slot.label(), hangs.error["message"])
-            metrics.child_begun("failed")
-            self._failures.hung(principal, slot.client, hangs, loop.time())
-            raise hangs from None
+            # The clients that wait for it were not cancelled, and get an answer.
+            raise not_started(_LEAVING if self._is_leaving else _ENDED) from None
         except UpstreamError as failed:
+            metrics.child_begun("failed")
             if isinstance(failed, NoMeans):
-                metrics.child_begun("failed")
                 self._say_now_and_then(failed.error["message"])
                 raise
             if isinstance(failed, ChildRefused):
@@ -316,44 +327,11 @@ class Children:
                 logger.warning("%s: it refuses initialize of a client (%s)", slot.label(), code)
             else:
                 logger.warning("%s: %s", slot.label(), failed.error["message"])
-            metrics.child_begun("failed")
-            tries = self._failures.failed(principal, slot.client, failed, loop.time())
-            if tries:
-                self._background.run("a retry of a server", self._try(slot, principal, tries))
+            self._failures.failed(principal, slot.client, failed, loop.time())
             raise
         metrics.child_begun("started")
         self._failures.started(principal, slot.client)
         return child
-
-    async def _try(
-        self, slot: Slot, principal: Principal, tries: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Try whether the server fails for every client. If there is little room there is no try: a
-        client may need the room.
-        """
-        failed: UpstreamError | None = None
-        try:
-            for client in tries:
-                if self._is_leaving or self.room.left < 2:
-                    failed = None
-                    return
-                own = Slot(slot.services, object(), client, ONE_CLIENT)
-                try:
-                    await self._start_in_an_era(own, principal)
-                    metrics.child_begun("started")
-                    failed = None
-                    return
-                except UpstreamError as again:
-                    metrics.child_begun("failed")
-                    failed = again
-                finally:
-                    await self._vacate(own)
-        finally:
-            if failed is not None:
-                said = failed.error.get("message")
-                logger.warning("%s fails for all clients: %s", self.server.title, said)
-            now = asyncio.get_running_loop().time()
-            self._failures.was_tried(principal, failed, now)
 
     async def _start_in_an_era(self, slot: Slot, principal: Principal) -> Child:
         client = self.offered(slot.client)
@@ -393,7 +371,45 @@ class Children:
             self._background.run("asking clients to read again", self._notify_again(slot, child))
         return child
 
-    def keep(self, slot: Slot, child: Child) -> bool:
+    # --- a start before a client needs it --------------------------------------------------------
+
+    async def try_once(self, slot: Slot | None = None) -> Tried:
+        """Start a child once, and stop it.
+
+        Args:
+            slot: The slot of all clients, which keeps the child if it has none. None: there is no
+                such slot.
+
+        Raises:
+            UpstreamError: It cannot be started.
+        """
+        if slot is None:
+            slot = _TrialSlot(self.services(_nobody_hears), object(), self.ours, ONE_CLIENT)
+        child = await made(self.starter, slot, ANONYMOUS)
+        is_kept = False
+        try:
+            await begin(self.server, child, slot, self.offered(self.ours), self.versions)
+            is_kept = slot.clients.is_shared and self._keep(slot, child)
+            return Tried(child.result, child.memory())
+        except Ended:
+            if not self.starter.retries():
+                raise
+        finally:
+            if not is_kept:
+                await child.stop()
+        return await self.try_once(slot)
+
+    async def warn_unless_it_starts(self, slot: Slot | None) -> None:
+        """Start a child once; see :meth:`try_once`."""
+        try:
+            await self.try_once(slot)
+        except UpstreamError as failed:
+            server = self.server
+            is_url = isinstance(server, HTTPServer)
+            name = f"{server.title} at {server.name}" if is_url else server.title
+            warn_of(name, why_not(failed))
+
+    def _keep(self, slot: Slot, child: Child) -> bool:
         """Give a slot a child that began already, if it has none and there is room for it."""
         if slot.living or slot.starting or slot.has_ended or self._is_leaving:
             return False
@@ -459,8 +475,7 @@ class Children:
         until = loop.time() + WAITS
         # Check again after each wait: others wait for the same room.
         while self.room.left < 1:
-            made = await self._end_one() or await self.give_up(slot.share)
-            if made or await self._end_a_start():
+            if await self._end_one() or await self.give_up(slot.share):
                 continue
             free_at = min(self.room.free_at(), self.gives_up_at(slot.share))
             if max(free_at, loop.time()) > until:
@@ -480,12 +495,6 @@ class Children:
         if now - self._said_at >= _SAID_AGAIN:
             self._said_at = now
             logger.warning("%s: %s", self.server.title, what)
-
-    async def _end_a_start(self) -> bool:
-        hanging = self._hanging.oldest()
-        if hanging is not None:
-            await stopped(hanging)
-        return hanging is not None
 
     async def _end_one(self) -> bool:
         """End a child. A child that has ended or is ending goes first, then one that no client
@@ -514,7 +523,7 @@ class Children:
         """
         self.server = server
         self.starter.use(server)
-        self._failures = Failures(self.ours)
+        self._failures = Failures()
         self.is_of_the_era_before = self.is_of_the_modern_era = self.names_requests = False
         for slot in self.slots(lambda _: True):
             if slot.clients.is_sessionless or not slot.clients.is_one_client:
@@ -533,6 +542,12 @@ class Children:
                         break
                     await asyncio.sleep(LOOKS)
         await self._stop(child)
+
+
+async def _nobody_hears(
+    method: str, params: Mapping[str, Any] | None, *, is_outside: bool = False
+) -> None:
+    """Do nothing: no client gets the changes of a child that is only tried."""
 
 
 def can_follow(before: ExternalServer, after: ExternalServer) -> bool:

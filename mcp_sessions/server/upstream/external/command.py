@@ -1,8 +1,7 @@
 """Speak with a child that is a process: one message on a line.
 
-A malformed message fails only the request that it answers, even if it stands on several lines, as a
-program writes JSON for people. A text that is no message is skipped, as noise. Too much noise
-between two messages ends the process.
+A malformed message fails only the request that it answers. A text that is no message is skipped, as
+noise. Too much noise between two messages ends the process.
 
 In the modern era everything comes on one pipe, too: a listen is a request that is answered at its
 end.
@@ -35,7 +34,6 @@ from typing import Any, Final
 from mcp_sessions import method_names
 from mcp_sessions.background import Background
 from mcp_sessions.core.messages import encode
-from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.external_server import ExternalServer
@@ -47,19 +45,10 @@ from mcp_sessions.server.upstream.external.child_requests import Client, Forgott
 from mcp_sessions.server.upstream.external.launcher import Launcher, memory_of
 from mcp_sessions.server.upstream.external.output import Line, TooLong
 from mcp_sessions.server.upstream.external.process import ChildProcess, Label, Processes
-from mcp_sessions.server.upstream.external.reading import (
-    more_than,
-    of_ends,
-    outlined,
-)
+from mcp_sessions.server.upstream.external.reading import more_than, of_ends
+from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
 from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.external.warm import WarmProcesses
-from mcp_sessions.server.upstream.external.wire import (
-    ChildConnection,
-    ReadStream,
-    SendOnce,
-    StreamReceiver,
-)
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stdio_server import StdioServer
 
@@ -78,7 +67,7 @@ _DIGITS: Final = 32
 
 
 class StdioChildren:
-    """Start processes; a :class:`~mcp_sessions.server.upstream.external.beginning.Starter`.
+    """Start processes; a :class:`~mcp_sessions.server.upstream.external.starts.Starter`.
 
     Args:
         longest: Bytes of one of their messages, at most.
@@ -196,7 +185,7 @@ class StdioWire:
         ended: Called once nothing of the process is left.
     """
 
-    _child: ChildConnection
+    _child: Child
 
     def __init__(
         self,
@@ -213,13 +202,10 @@ class StdioWire:
         self._longest = longest
         self._limits = limits
         self._junk = 0
-        self._spread: Outline | None = None
-        """Message on several lines that is not complete."""
-
         self._is_stopping = False
         self._dying: asyncio.Task[None] | None = None
 
-    def begin(self, child: ChildConnection) -> None:
+    def begin(self, child: Child) -> None:
         self._child = child
         self._process.output.read(
             self._longest, self._take_line, self._output_ended, child.background
@@ -315,24 +301,10 @@ class StdioWire:
         noise = self._junk
         later = self._child.take(line)
         if self._junk == noise:
-            self._junk, self._spread = 0, None
+            self._junk = 0
             if self._began is not None:
                 self._begins(answered=True)
-        else:
-            self._continue_spread(line)
         return later
-
-    def _continue_spread(self, line: bytes) -> None:
-        if self._spread is None:
-            if not line.lstrip().startswith(b"{"):
-                return
-            self._spread = Outline()
-        self._spread.feed(line + b"\n")
-        if self._spread.is_whole:
-            said, self._spread = outlined(self._spread, "is written on several lines"), None
-            if said.is_known:
-                self._child.cannot_read(said, 0)
-                self._junk = 0
 
     def noise(self, size: int, why: str) -> None:
         self._child.warn("noise", f"its output is not a message: it {why}")
@@ -350,10 +322,8 @@ class StdioWire:
 
     # --- in the modern era -------------------------------------------------------------------
 
-    async def around(
-        self, exchange: SendOnce, method: str, params: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        return await exchange(params)
+    def learn(self, method: str, result: Mapping[str, Any]) -> None:
+        """Do nothing: a pipe has no headers."""
 
     def stream(self) -> ReadStream | None:
         return None

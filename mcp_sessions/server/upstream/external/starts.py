@@ -1,124 +1,223 @@
-"""Decide whether a child may start: how earlier starts ended, and whether there is room.
+"""Start children, refuse starts after failures, and count the room for children.
 
-Rules, owned by ``tests/server/upstream/external/test_failures.py``:
+Rules about failures, owned by ``tests/server/upstream/external/test_failures.py``:
 
 1. If a start fails, clients with the same description are refused for 1, 2, 4 … 30 seconds. Each
    description counts by itself, whether the server refused that client or died of it.
-2. The others are refused only if the server fails for every client. Several descriptions that fail
-   prove nothing: one client may make up as many as it likes. So the layer itself tries the server,
-   with the last description that succeeded and with its own. Only if both fail, all clients of this
-   principal are refused.
-3. The failures of one principal do not affect another.
-4. The kept data is bounded.
+2. The failures of one principal do not affect another.
+3. The kept data is bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import math
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol
 
+from mcp_sessions import method_names
 from mcp_sessions.core.backoff import Backoff
-from mcp_sessions.core.messages import encode
+from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.core.recent import Recent
-from mcp_sessions.errors import INTERNAL_ERROR
+from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown
 from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
-from mcp_sessions.server.upstream.external.child_requests import raised_anew
+from mcp_sessions.server.upstream.external.child_requests import (
+    ANSWERING,
+    ChildRefused,
+    raised_anew,
+)
 from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.port import UpstreamError
 
-ClientDescription = Mapping[str, Any]
+logger = logging.getLogger(__name__)
+
+NOT_STARTED_TEXT: Final = "the server did not start: "
+
+NO_MEANS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS})
+"""Errors of the operating system that mean: the machine lacks a resource."""
+
+_REASON: Final = 300
+"""Characters of a server's own error that the error of its start quotes."""
+
+
+class Ended(UpstreamError):
+    """A child that was being started has ended."""
+
+
+class NoMeans(UpstreamError):
+    """The machine lacks the resources to start a child, or to connect to one."""
+
+
+class Starter(Protocol):
+    async def start(self, slot: Slot, principal: Principal) -> Child:
+        """Make a child that has not got any message yet.
+
+        Raises:
+            OSError: The child cannot be started.
+            UpstreamError: There is no credential for the server.
+        """
+        ...
+
+    def run(self, room: Callable[[], int]) -> None:
+        """Start some children before they are needed, if that is wanted, until it is closed.
+
+        Args:
+            room: Returns how many unused children there may be.
+        """
+        ...
+
+    def start_first(self) -> bool:
+        """Start a child in the background, and keep it for the client that needs one first. False:
+        it cannot be kept, since it would be a client's from its start.
+        """
+        ...
+
+    def retries(self) -> bool:
+        """Whether a start that ended has to be made again, in another way."""
+        ...
+
+    def use(self, server: ExternalServer) -> None: ...
+
+    def session_ended(self, session_id: SessionId) -> None:
+        """Delete data that was kept for a session's children: the session cannot resume."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def not_started(why: str) -> UpstreamError:
+    data = {"reason": "not_started", "started": False}
+    return UpstreamError(error_body(INTERNAL_ERROR, f"{NOT_STARTED_TEXT}{why}", data))
+
+
+async def made(starter: Starter, slot: Slot, principal: Principal) -> Child:
+    """Make a child that has not got any message yet.
+
+    Raises:
+        NoMeans: The machine lacks the resources for it.
+        UpstreamError: The child cannot be started.
+    """
+    try:
+        return await starter.start(slot, principal)
+    except OSError as failed:
+        why = not_started(str(failed.strerror))
+        raise (NoMeans(why.error) if failed.errno in NO_MEANS else why) from failed
+
+
+async def begin(
+    server: ExternalServer,
+    child: Child,
+    slot: Slot,
+    client: Mapping[str, Any],
+    versions: Collection[str],
+) -> None:
+    """Do the handshake with a child, and repeat the earlier settings. If that fails, the caller
+    stops it.
+
+    Args:
+        client: The params of ``initialize``.
+        versions: The protocol versions with a handshake.
+
+    Raises:
+        Ended: The child has ended.
+        NoMeans: The machine lacks the resources to reach it.
+        UpstreamError: The child did not begin. :class:`ChildRefused`: it lives, and answered with
+            an error.
+    """
+    try:
+        async with asyncio.timeout(server.start_timeout):
+            await child.shake_hands(client, versions, list(slot.subscribers))
+        await restore_settings(slot, child)
+    except TimeoutError:
+        why = f"it did not answer initialize in {server.start_timeout:g} seconds"
+        raise not_started(await _cause(child, why)) from None
+    except UpstreamError as failed:
+        if isinstance(failed, ChildRefused) and not child.has_ended and not child.failure:
+            raise
+        said = str(failed.error.get("message")).removeprefix(f"{OutcomeUnknown.message}: ")
+        kind = Ended if child.has_ended else UpstreamError
+        kind = NoMeans if isinstance(failed, NoMeans) else kind
+        why = await _cause(child, child.failure or said[:_REASON])
+        raise kind(not_started(why).error) from failed
+
+
+async def _cause(child: Child, why: str) -> str:
+    return await child.last_words() if child.has_ended and not child.failure else why
+
+
+async def restore_settings(slot: Slot, child: Child) -> None:
+    """Send a child the log level and the subscriptions that the child before it had, or would have.
+
+    Raises:
+        UpstreamError: The child has ended.
+    """
+    again: list[tuple[str, Mapping[str, Any]]] = []
+    if slot.level is not None:
+        again.append((method_names.SET_LEVEL, {"level": slot.level}))
+    left = [uri for uri in slot.subscribers if uri not in child.subscribed]
+    again += [(method_names.SUBSCRIBE, {"uri": uri}) for uri in left]
+    for method, params in again:
+        try:
+            async with asyncio.timeout(ANSWERING):
+                await child.request(None, method, params)
+        except TimeoutError:
+            # It would not answer the other requests either.
+            logger.warning("%s: after its restart it does not answer %s", slot.label(), method)
+            return
+        except UpstreamError as refused:
+            if child.has_ended:
+                raise
+            logger.warning("%s: after its restart it refuses %s: %s", slot.label(), method, refused)
+
+
+def why_not(failed: UpstreamError) -> str:
+    return str(failed.error.get("message")).removeprefix(NOT_STARTED_TEXT).rstrip(".")
+
 
 _COUNTED: Final = 1_000
-"""Principals, and descriptions, with counted failures, at most."""
-
-_REMEMBERED: Final = 65_536
-"""Bytes of a description that the layer uses to try a server, at most."""
+"""Descriptions with counted failures, at most."""
 
 _KEPT: Final = 8_192
 """Bytes of an error that other clients get as well, at most. Longer ones are cut."""
 
-_BEGINNING: Final = 300
-"""Characters of a cut error."""
-
-_K = TypeVar("_K")
-_Refusals = Recent[_K, tuple[Backoff, float, UpstreamError]]
-"""Key → its back-off, the time of the next try, and the error until then."""
-
 
 class Failures:
-    """Count the failures of one layer. Times are seconds of any clock that does not go back.
+    """Count the failures of one layer. Times are seconds of any clock that does not go back."""
 
-    Args:
-        ours: The layer's own description.
-    """
-
-    def __init__(self, ours: ClientDescription) -> None:
-        self._ours = ours
-        self._by_description = _Refusals[tuple[Principal, bytes]](_COUNTED)
-        self._of_all = _Refusals[Principal](_COUNTED)
-        self._doubted = Recent[Principal, bytes](_COUNTED)
-        """Description that failed since another one succeeded."""
-
-        self._served = Recent[Principal, ClientDescription](_COUNTED)
-        """Last description that succeeded."""
-
-        self._tried: set[Principal] = set()
-        """Principals for which the layer tries at the moment."""
+    def __init__(self) -> None:
+        self._refused = Recent[tuple[Principal, bytes], tuple[Backoff, float, UpstreamError]](
+            _COUNTED
+        )
+        """The back-off of each description, the time of its next try, and its error until then."""
 
     def refusal(
-        self, principal: Principal, client: ClientDescription, now: float
+        self, principal: Principal, client: Mapping[str, Any], now: float
     ) -> UpstreamError | None:
-        for known in (
-            self._of_all.get(principal),
-            self._by_description.get((principal, description_of(client))),
-        ):
-            if known is not None and now < known[1]:
-                return raised_anew(known[2])
-        return None
+        known = self._refused.get((principal, description_of(client)))
+        return raised_anew(known[2]) if known is not None and now < known[1] else None
 
-    def started(self, principal: Principal, client: ClientDescription) -> None:
-        self._of_all.pop(principal, None)
-        self._by_description.pop((principal, description_of(client)), None)
-        self._doubted.pop(principal, None)
-        if len(encode(client)) <= _REMEMBERED:
-            self._served.keep(principal, client)
+    def started(self, principal: Principal, client: Mapping[str, Any]) -> None:
+        self._refused.pop((principal, description_of(client)), None)
 
     def failed(
-        self, principal: Principal, client: ClientDescription, failed: UpstreamError, now: float
-    ) -> Sequence[ClientDescription]:
-        """Note a failed start, and return the descriptions for a try of the server. They are tried
-        one after the other until one succeeds. If there are any, :meth:`was_tried` takes the
-        outcome.
-        """
-        described = description_of(client)
-        _count(self._by_description, (principal, described), failed, now)
-        first = self._doubted.get(principal, described)
-        self._doubted.keep(principal, first)
-        if first == described or principal in self._tried:
-            return ()
-        self._tried.add(principal)
-        served = self._served.get(principal, self._ours)
-        return (served,) if served == self._ours else (served, self._ours)
-
-    def hung(
-        self, principal: Principal, client: ClientDescription, failed: UpstreamError, now: float
+        self, principal: Principal, client: Mapping[str, Any], failed: UpstreamError, now: float
     ) -> None:
-        """Note that such a client's start hung. The server is not tried: it may serve others."""
-        _count(self._by_description, (principal, description_of(client)), failed, now)
-
-    def was_tried(self, principal: Principal, failed: UpstreamError | None, now: float) -> None:
-        self._tried.discard(principal)
-        if failed is None:
-            self._of_all.pop(principal, None)
-            self._doubted.pop(principal, None)
-        else:
-            _count(self._of_all, principal, failed, now)
+        key = principal, description_of(client)
+        known = self._refused.get(key)
+        backoff = known[0] if known is not None else Backoff(base=1, cap=30)
+        until = now + backoff.failed(1.0)
+        error = failed.error
+        if len(encode(error)) > _KEPT:
+            message = str(error.get("message"))[:_REASON]
+            error = {"code": error.get("code", INTERNAL_ERROR), "message": message}
+        self._refused.keep(key, (backoff, until, raised_anew(failed, error)))
 
 
 def description_of(client: object) -> bytes:
@@ -129,21 +228,6 @@ def description_of(client: object) -> bytes:
         return bytes(32)
 
 
-def _count(failures: _Refusals[_K], key: _K, failed: UpstreamError, now: float) -> None:
-    known = failures.get(key)
-    backoff = known[0] if known is not None else Backoff(base=1, cap=30)
-    until = now + backoff.failed(1.0)
-    error = failed.error
-    if len(encode(error)) > _KEPT:
-        message = str(error.get("message"))[:_BEGINNING]
-        error = {"code": error.get("code", INTERNAL_ERROR), "message": message}
-    failures.keep(key, (backoff, until, raised_anew(failed, error)))
-
-
-_SEVERAL: Final = 3.0
-_LEAST: Final = 5.0
-"""Seconds in which no start hangs."""
-
 WAITS: Final = 15.0
 """Seconds that a start waits for room. Most hosts wait longer for an answer."""
 
@@ -152,53 +236,6 @@ EVICTABLE: Final = 60.0
 
 LOOKS: Final = 0.5
 """Seconds between two checks for room."""
-
-
-class Starts:
-    """Track the starts that have not succeeded yet, and find those that hang.
-
-    Args:
-        timeout: Seconds that a start has.
-    """
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._longest: float | None = None
-        """Seconds of the longest start that succeeded."""
-
-        self._began: dict[Slot, float] = {}
-        self._made_room: set[Slot] = set()
-
-    @contextmanager
-    def one(self, slot: Slot) -> Generator[None]:
-        loop = asyncio.get_running_loop()
-        began = self._began[slot] = loop.time()
-        try:
-            yield
-            self._longest = max(self._longest or 0.0, loop.time() - began)
-        finally:
-            del self._began[slot]
-
-    def oldest(self) -> asyncio.Task[Any] | None:
-        """Return the oldest start that hangs, to make room now. None: none hangs."""
-        patience = self._timeout / 2
-        if self._longest is not None:
-            patience = min(patience, max(_LEAST, _SEVERAL * self._longest))
-        now = asyncio.get_running_loop().time()
-        for slot, began in self._began.items():
-            if now - began < patience:
-                return None
-            if slot not in self._made_room and slot.starting is not None:
-                self._made_room.add(slot)
-                return slot.starting
-        return None
-
-    def made_room(self, slot: Slot) -> bool:
-        try:
-            self._made_room.remove(slot)
-        except KeyError:
-            return False
-        return True
 
 
 class Room:

@@ -8,8 +8,8 @@ changes.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -24,20 +24,13 @@ from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.upstream.accepted_questions import Askable, asks_of
-from mcp_sessions.server.upstream.external.beginning import Starter
 from mcp_sessions.server.upstream.external.child_spans import Spans
-from mcp_sessions.server.upstream.external.children import Children
+from mcp_sessions.server.upstream.external.children import Children, Tried
 from mcp_sessions.server.upstream.external.other_replicas import OtherReplicas
 from mcp_sessions.server.upstream.external.param_headers import DeclaredHeaders
 from mcp_sessions.server.upstream.external.peer import OURS, ExternalPeer, Wrapped, shared_slot
 from mcp_sessions.server.upstream.external.sharing import Sharing
-from mcp_sessions.server.upstream.external.slot import Slot
-from mcp_sessions.server.upstream.external.trial import (
-    Tried,
-    trial_slot,
-    tried,
-    warn_unless_it_starts,
-)
+from mcp_sessions.server.upstream.external.starts import Starter
 from mcp_sessions.server.upstream.port import (
     NOTHING_WANTED,
     Outbound,
@@ -112,8 +105,13 @@ class ExternalUpstream:
         self._try()
 
     def _try(self) -> None:
-        if self.children.server.try_at_start and not self.children.starter.start_first():
-            first = warn_unless_it_starts(self.children, self._slot_to_try())
+        children = self.children
+        if children.server.try_at_start and not children.starter.start_first():
+            slot = None
+            if children.server.per == "shared":
+                # All clients get its child.
+                slot = children.slot(None, lambda: shared_slot(self._wrapped))
+            first = children.warn_unless_it_starts(slot)
             self._trials.run("the first start of a server", first)
 
     async def try_once(self) -> Tried:
@@ -122,15 +120,7 @@ class ExternalUpstream:
         Raises:
             UpstreamError: It cannot be started.
         """
-        return await tried(self.children, trial_slot(self.children))
-
-    def _slot_to_try(self) -> Slot:
-        """Return the slot for the first start. If all clients share one slot, they get its
-        child.
-        """
-        if self.children.server.per != "shared":
-            return trial_slot(self.children)
-        return self.children.slot(None, lambda: shared_slot(self._wrapped))
+        return await self.children.try_once()
 
     def peer(
         self,
@@ -188,9 +178,8 @@ class ExternalUpstream:
         outside = ExternalPeer(
             self._wrapped, client, outbound, session_id, wanted, was_served, None, asks
         )
-        make_shell = partial(self._wrapped.shell.modern_peer, peer, outbound, session_id)
-        adds = self._wrapped.remembers
-        return ModernPeer(outside.served, outside.listens, outside.listen, make_shell, adds)
+        shell = partial(self._wrapped.shell.modern_peer, peer, outbound, session_id)
+        return ModernPeer(outside, shell, self._wrapped.remembers)
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
         self._wrapped.shell.validate(method, version, params)
@@ -224,7 +213,7 @@ class ExternalUpstream:
         if not isinstance(peer, ModernPeer):
             raise AssertionError("only a client of the modern era listens")
         try:
-            await peer.listen(call, uris)
+            await peer.external.listen(call, uris)
         except TimeoutError:
             logger.warning(
                 "a listen gets no resource updates for now: its server starts too slowly"
@@ -264,11 +253,6 @@ def shell_of(server: ExternalServer, *, remembers: bool) -> SdkUpstream:
     return SdkUpstream(bare_server(server.identity), adds_subscriptions=remembers)
 
 
-ServeUpstream = Callable[
-    [UpstreamCall, str | None, dict[str, Any] | None, str | None],
-    Awaitable[tuple[dict[str, Any], Mapping[str, Any]]],
-]
-
 _SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 _LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
 _REMOVED: Final = method_names.SUBSCRIPTIONS | {
@@ -286,17 +270,7 @@ _CACHED: Final = method_names.LISTING | {method_names.READ_RESOURCE}
 class ModernPeer:
     """A client of the modern era, for one request. Its child speaks the handshake era."""
 
-    _served: ServeUpstream
-    """Sends a request to its child; returns the result and the child's answer to ``initialize``."""
-
-    _listens: Callable[
-        [UpstreamCall, Mapping[str, Any] | None], AbstractAsyncContextManager[UpstreamCall]
-    ]
-    """Sends the changes of its child that a listen wants."""
-
-    _listen: Callable[[UpstreamCall, Collection[str]], Awaitable[None]]
-    """Subscribes the child of its session to these resources, and to no others."""
-
+    external: ExternalPeer
     _make_shell: Callable[[], UpstreamPeer]
     """Makes the object that serves methods without a child. Most requests need none."""
 
@@ -309,7 +283,7 @@ class ModernPeer:
         self, call: UpstreamCall, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
         if method == method_names.LISTEN:
-            async with self._listens(call, params) as acknowledging:
+            async with self.external.listens(call, params) as acknowledging:
                 return await self._stand_in().request(acknowledging, method, params)
         if method == method_names.DISCOVER:
             return await self._discover(call, params)
@@ -322,14 +296,14 @@ class ModernPeer:
         if others:
             left["_meta"] = others
         least = level if isinstance(level, str) else None
-        result, handshake = await self._served(call, method, left, least)
+        result, handshake = await self.external.served(call, method, left, least)
         result = {"resultType": "complete", **result}
         is_good_for_a_while = method in _CACHED and result["resultType"] == "complete"
         return _stamped(result, handshake, is_good_for_a_while)
 
     async def _discover(self, call: UpstreamCall, params: dict[str, Any] | None) -> dict[str, Any]:
         result = await self._stand_in().request(call, method_names.DISCOVER, params)
-        _, handshake = await self._served(call, None, None, None)
+        _, handshake = await self.external.served(call, None, None, None)
         result["capabilities"] = deepcopy(dict(members_of(handshake.get("capabilities"))))
         if self._adds_subscriptions:
             advertise_subscriptions(result["capabilities"])
@@ -337,9 +311,6 @@ class ModernPeer:
         if "instructions" in handshake:
             result["instructions"] = handshake["instructions"]
         return _stamped(result, handshake, True)
-
-    async def listen(self, call: UpstreamCall, uris: Collection[str]) -> None:
-        await self._listen(call, uris)
 
     async def notify(self, call: UpstreamCall, method: str, params: dict[str, Any] | None) -> None:
         """Do nothing: the modern era has no notifications to a server."""

@@ -6,7 +6,7 @@ other messages come on a separate stream.
 Rules:
 
 1. A request is sent again only if the transport proves that it did not run, and once for each
-   proof. The table in ``wire.py`` has all proofs.
+   proof. The table in ``url_requests.py`` has all proofs.
 2. An invalid answer costs one request. A session that the server forgot has ended.
 3. Whether the server still knows the session is learned by a request without an effect.
 """
@@ -48,7 +48,6 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.protocol_versions import NEWEST_MODERN
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
-from mcp_sessions.server.upstream.external.beginning import NoMeans
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import (
     ChildRefused,
@@ -56,9 +55,11 @@ from mcp_sessions.server.upstream.external.child_requests import (
     Forgotten,
     Waiting,
 )
-from mcp_sessions.server.upstream.external.param_headers import ParamHeaders, headers_of
+from mcp_sessions.server.upstream.external.param_headers import DeclaredHeaders, headers_of
 from mcp_sessions.server.upstream.external.reading import more_than, outlined
+from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
 from mcp_sessions.server.upstream.external.slot import Slot
+from mcp_sessions.server.upstream.external.starts import NoMeans
 from mcp_sessions.server.upstream.external.url_requests import (
     CONNECTING,
     UNSENT,
@@ -72,12 +73,6 @@ from mcp_sessions.server.upstream.external.url_requests import (
     refused,
     said,
     unknown,
-)
-from mcp_sessions.server.upstream.external.wire import (
-    ChildConnection,
-    ReadStream,
-    SendOnce,
-    StreamReceiver,
 )
 from mcp_sessions.server.upstream.port import UpstreamError
 
@@ -118,7 +113,7 @@ class _Reach:
 
 
 class HttpChildren:
-    """A :class:`~mcp_sessions.server.upstream.external.beginning.Starter`.
+    """A :class:`~mcp_sessions.server.upstream.external.starts.Starter`.
 
     Args:
         longest: Bytes of one message of theirs.
@@ -195,7 +190,7 @@ class HttpChildren:
 
 
 class HttpWire:
-    _child: ChildConnection
+    _child: Child
     _messages: Messages
 
     def __init__(self, wire: Wire, longest: int, limits: ReachedLimits, reach: _Reach) -> None:
@@ -203,10 +198,10 @@ class HttpWire:
         self._longest = longest
         self._limits, self._reach = limits, reach
         self._posts: set[asyncio.Task[None]] = set()
-        self._param_headers = ParamHeaders()
+        self._declared = DeclaredHeaders()
         self._ending = asyncio.Lock()
 
-    def begin(self, child: ChildConnection) -> None:
+    def begin(self, child: Child) -> None:
         self._child = child
         self._messages = Messages(child.background, self._send)
 
@@ -297,13 +292,9 @@ class HttpWire:
         except Missing:
             self._child.forget()
 
-    async def around(
-        self, exchange: SendOnce, method: str, params: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        result = await exchange(params)
+    def learn(self, method: str, result: Mapping[str, Any]) -> None:
         if method == method_names.LIST_TOOLS:
-            self._param_headers.learn(result)
-        return result
+            self._declared.learn(result)
 
     async def _list_tools(self, params: Mapping[str, Any]) -> None:
         """Read them as whoever sent that request.
@@ -316,7 +307,7 @@ class HttpWire:
             result = await self._child.exchange(
                 self._child.next_id(), None, method_names.LIST_TOOLS, listed
             )
-            self._param_headers.learn(result)
+            self._declared.learn(result)
             cursor: object = result.get("nextCursor")
             if not isinstance(cursor, str):
                 return
@@ -327,7 +318,7 @@ class HttpWire:
             return None
         headers = headers_of(message)
         if message["method"] == method_names.CALL_TOOL:
-            headers |= self._param_headers.headers_for(message["params"])
+            headers |= self._declared.headers_for(message["params"])
         return headers
 
     def submit(self, waiting: Waiting, message: Mapping[str, Any]) -> None:

@@ -43,12 +43,12 @@ from mcp_sessions.errors import INTERNAL_ERROR, OUTCOME_UNKNOWN, OutcomeUnknown
 from mcp_sessions.http_client.connect_errors import causes_of, reason_of
 from mcp_sessions.http_client.exchange import FAILURES, refused_with
 from mcp_sessions.http_client.session import SESSION_HEADER, HttpSession, closing
-from mcp_sessions.server.upstream.external.beginning import NO_MEANS
 from mcp_sessions.server.upstream.external.child_requests import (
     NOT_STARTED,
     ChildRefused,
     Forgotten,
 )
+from mcp_sessions.server.upstream.external.starts import NO_MEANS
 from mcp_sessions.server.upstream.port import HEADER_MISMATCH, UpstreamError
 
 if TYPE_CHECKING:

@@ -20,8 +20,11 @@ from mcp.shared.inbound import (
     InboundModernRoute,
     classify_inbound_request,
     find_duplicated_routing_header,
+    find_invalid_x_mcp_header,
+    mcp_param_headers,
     unsupported_protocol_version_rejection,
     validate_mcp_param_headers,
+    x_mcp_header_map,
 )
 from mcp_types import (
     HEADER_MISMATCH,
@@ -66,6 +69,16 @@ def dumps(message: Any) -> bytes:
 
 def status_of(code: int) -> int:
     return ERROR_CODE_HTTP_STATUS.get(code, 200)
+
+
+def param_headers(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the headers that repeat the arguments of a call. If an annotation of the tool's schema
+    is invalid, there are none.
+    """
+    if find_invalid_x_mcp_header(schema) is not None:
+        return {}
+    found = mcp_param_headers(x_mcp_header_map(schema), arguments)
+    return {name.lower(): value for name, value in found.items()}
 
 
 class SdkModernRules:

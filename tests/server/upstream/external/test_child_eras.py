@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions import HTTPServer, StdioServer
-from mcp_sessions.server.upstream.external.child_eras import with_inputs
+from mcp_sessions.server.upstream.external.modern_messages import with_inputs
 from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support import apps, modern_server
 from tests.support.children import until

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.server.upstream.external import child_eras
+from mcp_sessions.server.upstream.external import child
 from tests.support.children import child_world
 from tests.support.modern import LOG_LEVEL, ModernClient, Received
 from tests.support.raw import Json
@@ -56,7 +56,7 @@ async def test_a_server_without_a_log_is_notified_of_no_level() -> None:
 async def test_a_server_that_does_not_answer_is_notified_once_and_holds_up_one_request(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(child_eras, "ANSWERING", 0.2)
+    monkeypatch.setattr(child, "ANSWERING", 0.2)
     notes = tmp_path / "notes"
     options = {"env": {"CALLS": str(notes)}}
     async with child_world("mute about levels", options=options) as w:

@@ -99,7 +99,7 @@ async def test_what_is_asked_to_others_as_well_is_bounded_and_keeps_nothing_of_w
         assert {each["code"] for each in notified} == {-32010}
         assert [len(each["message"]) for each in notified] == [3_000_000, 300, 300]
         assert len(caplog.text) < 10_000 and "no no" not in caplog.text
-        ((_, _, kept),) = of._failures._by_description.values()  # pyright: ignore[reportPrivateUsage]
+        ((_, _, kept),) = of._failures._refused.values()  # pyright: ignore[reportPrivateUsage]
         assert kept.__traceback__ is None, "nobody raised that one"
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from mcp_sessions import HTTPServer
 from mcp_sessions.server.dispatch import listening
-from mcp_sessions.server.upstream.external import beginning, slot
+from mcp_sessions.server.upstream.external import slot, starts
 from tests.server.upstream.external.test_upstream import user
 from tests.support.children import child, child_world, is_alive, until
 from tests.support.duplex import duplex_world
@@ -174,7 +174,7 @@ async def test_who_listens_to_a_child_that_died_is_notified_when_there_is_anothe
 async def test_a_server_that_does_not_answer_holds_up_nobody_who_listens(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module in (beginning, slot):
+    for module in (starts, slot):
         monkeypatch.setattr(module, "ANSWERING", 0.5)
     async with child_world() as w:
         client = ModernClient(w.carrier)

@@ -19,7 +19,6 @@ from mcp_sessions.server.upstream.external.reading import (
     of_ends,
     own_id,
 )
-from mcp_sessions.server.upstream.external.wire import ChildConnection
 from mcp_sessions.server.upstream.port import OnProgress, UpstreamCall, UpstreamError
 
 pytestmark = pytest.mark.anyio
@@ -65,7 +64,7 @@ class Wire:
         self.written: list[Any] = []
         self.noises = 0
 
-    def begin(self, child: ChildConnection) -> None:
+    def begin(self, child: Child) -> None:
         self._background = child.background
 
     async def stop(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from mcp_sessions.background import Background
 from mcp_sessions.http_client.reopening import LEAST, Reopening
-from mcp_sessions.server.upstream.external.wire import (
+from mcp_sessions.server.upstream.external.server_stream import (
     ReadStream,
     ServerStream,
     StreamReceiver,
@@ -47,8 +47,8 @@ async def opened_in_ten_minutes(read_stream: ReadStream, *, answers: bool = Fals
         return await read_stream(receiver)
 
     background = Background()
-    listening = ServerStream(background, somebody, 1.0, missed=missed)
-    await listening.begin_anew(counted)
+    listening = ServerStream(counted, missed, somebody)
+    await listening.begin(background)
     for _ in range(round(TEN_MINUTES * 10)):
         await asyncio.sleep(0.1)
         if answers:
@@ -86,8 +86,8 @@ async def test_one_that_could_not_be_opened_is_as_soon_as_its_server_answers_som
         raise UpstreamError({"code": -32603, "message": "away"})
 
     background = Background()
-    listening = ServerStream(background, somebody, 1.0, missed=missed)
-    await listening.begin_anew(read_stream)
+    listening = ServerStream(read_stream, missed, somebody)
+    await listening.begin(background)
     is_there = False
     await asyncio.sleep(TEN_MINUTES)
     is_there = True
