@@ -156,6 +156,9 @@ class _Watched:
         self._connection = connection
         self._wire = wire
         self._subscribes = False
+        self._sounded = 0
+        """Answers to come that nobody else asked for."""
+
         self.unanswered = 0
         """The answers that are to come; to be connected is one."""
 
@@ -193,14 +196,17 @@ class _Watched:
         await self._connection.send_packed_command(command, check_health)
 
     async def read_response(self, disable_decoding: bool = False) -> Any:
-        try:
-            answer = await self._connection.read_response(disable_decoding=disable_decoding)
-        except ResponseError:
-            self._answered()
-            raise
-        if not (self._subscribes and answer[0] == b"message"):
-            self._answered()
-        return answer
+        while True:
+            try:
+                answer = await self._connection.read_response(disable_decoding=disable_decoding)
+            except ResponseError:
+                self._answered()
+                raise
+            if not (self._subscribes and answer[0] == b"message"):
+                self._answered()
+            if not (self._sounded and answer in (b"PONG", [b"pong", b""])):
+                return answer
+            self._sounded -= 1
 
     def _answered(self) -> None:
         self._wire.check_cut()
@@ -221,6 +227,7 @@ class _Watched:
         writer = self._writer
         if self._subscribes and writer is not None and not writer.is_closing():
             self.unanswered += 1
+            self._sounded += 1
             writer.writelines(self._connection.pack_command("PING"))
 
     @property

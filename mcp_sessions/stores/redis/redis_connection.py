@@ -58,12 +58,6 @@ lets wait to be sent, at the least."""
 Node = tuple[str, int]
 """Host and port."""
 
-_REDIRECTS = 8
-"""How often a command is sent on before the cluster is taken for one that is being moved."""
-
-_PAUSE = 0.05
-"""Seconds before a command is sent again whose slot is on its way."""
-
 _SCRIPTS = frozenset({"EVALSHA", "EVAL"})
 """Commands whose first key is their third argument. Others have it as their first."""
 
@@ -133,57 +127,14 @@ def connections_to(url: str, timeout: float = TIMEOUT) -> MakeConnection:
     return cast(MakeConnection, pool.make_connection)
 
 
-async def connected(make: MakeConnection, timeout: float) -> Connection:
-    """A new connection, ready.
+class Subscriber(Protocol):
+    """Receives what the channels bring that its connection subscribed to."""
 
-    Raises:
-        StoreUnavailable: It could not be made within ``timeout`` seconds.
-    """
-    connection = make()
-    try:
-        async with asyncio.timeout(timeout):
-            await connection.connect()
-    except Exception as failed:
-        # For what is no answer the client library raises whatever its parsing does.
-        await connection.disconnect(nowait=True)
-        if isinstance(failed, StoreUnavailable):
-            raise
-        raise unavailable(failed, connection, connecting=True) from failed
-    except BaseException:
-        await connection.disconnect(nowait=True)
-        raise
-    return connection
+    def on_published(self, channel: bytes, body: bytes) -> None: ...
 
-
-class Writes:
-    """Commands on their way that have to wait for the peer to take them. They go on when nobody
-    waits for them any more.
-    """
-
-    def __init__(self) -> None:
-        self.tasks: set[asyncio.Task[None]] = set()
-        """Those that are not done."""
-
-    def begin(self, connection: Connection, packed: list[bytes]) -> asyncio.Task[None]:
-        """Write a command after those that were begun before."""
-        task = asyncio.get_running_loop().create_task(_written(connection, packed))
-        self.tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def abandon(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
-        if not task.cancelled():
-            # The caller that still waits gets an error. Here it is only retrieved.
-            task.exception()
-
-
-async def _written(connection: Connection, packed: list[bytes]) -> None:
-    await connection.send_packed_command(packed, False)
+    def on_lost(self) -> None:
+        """The connection is given up, and with it its subscriptions."""
+        ...
 
 
 class RedisLink:
@@ -191,12 +142,19 @@ class RedisLink:
 
     Args:
         timeout: Seconds that an answer, or a connection, may take.
+        listener: Of a connection that subscribes. Each of its commands names one channel.
     """
 
     counts_listeners = True
+    """Whether a server says how many receive what is published. A node of a cluster knows of its
+    own only.
+    """
 
-    def __init__(self, make: MakeConnection, timeout: float) -> None:
+    def __init__(
+        self, make: MakeConnection, timeout: float, *, listener: Subscriber | None = None
+    ) -> None:
         self.timeout = timeout
+        self._listener = listener
         self.server: Connection | None = None
         """The connection that was made last, which knows where the server is."""
 
@@ -212,7 +170,10 @@ class RedisLink:
         self._unanswered = 0
         """Bytes of the commands that wait for an answer."""
 
-        self._writes = Writes()
+        self._writes: set[asyncio.Task[None]] = set()
+        """Commands that have to wait for the peer to take them. They go on when nobody waits for
+        them any more."""
+
         self._spared: asyncio.Future[Any] | None = None
         """The call that was due when its answer may have been there, unread."""
 
@@ -230,7 +191,7 @@ class RedisLink:
         """
         connection = self._connection
         if connection is None or not connection.is_connected:
-            connection = await self._connect()
+            connection = await self._connected()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         packed = connection.pack_command(*args)
@@ -240,9 +201,10 @@ class RedisLink:
         self._unanswered += size
         if self._watch is None:
             self._watch = loop.call_later(self.timeout, self._look)
-        if self._unanswered > _AT_ONCE or self._writes.tasks:
+        if self._unanswered > _AT_ONCE or self._writes:
             # The peer may take its time, and the caller may be cancelled meanwhile (rule 4).
-            writing = self._writes.begin(connection, packed)
+            writing = loop.create_task(_written(connection, packed))
+            self._writes.add(writing)
             writing.add_done_callback(lambda done: self._written(connection, done))
         else:
             # The unanswered commands fit into the buffer: this does not wait.
@@ -257,53 +219,71 @@ class RedisLink:
                 raise
         return await answer
 
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None and self._connection.is_connected
+
     async def nodes(self) -> Sequence[RedisLink]:
         return [self]
+
+    def lose(self, failed: Exception) -> None:
+        """Give the connection up; calls that wait fail."""
+        if self._connection is not None:
+            self._give_up(self._connection, failed)
 
     async def close(self) -> None:
         """Close the connection; calls that wait fail."""
         self._is_closed = True
-        if self._connection is not None:
-            self._give_up(self._connection, ConnectionError())
+        self.lose(ConnectionError())
         if self._reader is not None:
             await asyncio.gather(self._reader, return_exceptions=True)
 
-    async def _connect(self) -> Connection:
+    async def _connected(self) -> Connection:
         async with self._connecting:
             # Another task may have connected while this one waited.
             if self._connection is not None and self._connection.is_connected:
                 return self._connection
             loop = asyncio.get_running_loop()
-            if self._is_closed:
-                raise StoreUnavailable("the connection to Redis is closed")
             if self._failed is not None and loop.time() < self._rests_until:
                 raise type(self._failed)(*self._failed.args)
-            if self._connection is not None:
-                self._give_up(self._connection, ConnectionError())
+            self.lose(ConnectionError())
+            self.server = connection = self._make()
             try:
-                self._connection = await connected(self._make, self.timeout)
-            except StoreUnavailable as failed:
-                self._failed, self._rests_until = failed, loop.time() + REST
-                raise
-            self.server = self._connection
-            if self._is_closed:
-                # While this one connected: nobody would close what it made.
-                connection, self._connection = self._connection, None
-                await connection.disconnect(nowait=True)
-                raise StoreUnavailable("the connection to Redis is closed")
-            self._reader = loop.create_task(self._read(self._connection))
+                if not self._is_closed:
+                    async with asyncio.timeout(self.timeout):
+                        await connection.connect()
+                if self._is_closed:
+                    # Nobody would close what was made meanwhile.
+                    raise StoreUnavailable("the connection to Redis is closed")
+            except Exception as failed:
+                self._rests_until = loop.time() + REST
+                if isinstance(failed, StoreUnavailable):
+                    self._failed = failed
+                    raise
+                # For what is no answer the client library raises whatever its parsing does.
+                self._failed = unavailable(failed, connection, connecting=True)
+                raise self._failed from failed
+            else:
+                self._connection = connection
+            finally:
+                if self._connection is not connection:
+                    await connection.disconnect(nowait=True)
+            self._reader = loop.create_task(self._read(connection))
             watched("reading what Redis answers", self._reader)
-            return self._connection
+            return connection
 
     async def _read(self, connection: Connection) -> None:
         try:
             while True:
                 try:
-                    answer = await connection.read_response(disable_decoding=True)
+                    answer: Any = await connection.read_response(disable_decoding=True)
                 except ResponseError as refused:
                     answer = refused
                 if connection is not self._connection:
                     return
+                if self._listener is not None and answer[0] == b"message":
+                    self._listener.on_published(*answer[1:])
+                    continue
                 if not self._waiting:
                     raise InvalidResponse("an answer to nothing")
                 waiting, _, size = self._waiting.popleft()
@@ -342,12 +322,12 @@ class RedisLink:
             late = min(max(now - due, LATE), self.timeout)
             self._watch = loop.call_later(late, self._look)
         elif self._connection is not None:
-            late = TimeoutError()
-            self._failed = unavailable(late, self._connection)
+            self._failed = unavailable(TimeoutError(), self._connection)
             self._rests_until = now + REST
-            self._give_up(self._connection, late)
+            self._give_up(self._connection, TimeoutError())
 
     def _written(self, connection: Connection, done: asyncio.Task[None]) -> None:
+        self._writes.discard(done)
         failed = done.exception() if not done.cancelled() else None
         if failed is not None:
             self._give_up(connection, failed)
@@ -361,13 +341,20 @@ class RedisLink:
             self._watch = None
         waiting, self._waiting = self._waiting, deque()
         self._unanswered = 0
-        self._writes.abandon()
+        for writing in self._writes:
+            writing.cancel()
         for answer, _, _ in waiting:
             if not answer.done():
                 answer.set_exception(unavailable(failed, connection))
         if self._reader is not None and self._reader is not asyncio.current_task():
             # It closes the connection on its way out.
             self._reader.cancel()
+        if self._listener is not None:
+            self._listener.on_lost()
+
+
+async def _written(connection: Connection, packed: list[bytes]) -> None:
+    await connection.send_packed_command(packed, False)
 
 
 class ClusterLink:
@@ -375,8 +362,9 @@ class ClusterLink:
     belongs to one event loop.
 
     Nobody calls it with keys of two slots. A command that reached the wrong node was not executed
-    there, so following where the node points runs nothing twice. Messages may be published at any
-    node: a cluster tells all of them.
+    there, so it is sent once more, by a new map. While a slot moves, a part of a session may be at
+    either node: then the command fails. Messages may be published at any node: a cluster tells all
+    of them.
 
     Args:
         seed: The link to the node that was named; it learns the others from it.
@@ -387,10 +375,9 @@ class ClusterLink:
 
     def __init__(self, seed: RedisLink, make_for: Callable[[str, int], MakeConnection]) -> None:
         self.timeout = seed.timeout
-        self._seed = seed
+        self._seed = self._asked_first = seed
         self._make_for = make_for
         self._links: dict[Node, RedisLink] = {}
-        self._makes: dict[Node, MakeConnection] = {}
         self._starts: list[int] = []
         self._owners: list[Node] = []
         self._is_stale = True
@@ -398,33 +385,20 @@ class ClusterLink:
         self._turns = itertools.count()
 
     async def call(self, *args: Value) -> Any:
-        if self._is_stale:
-            await self.learn()
         name = args[0]
         if name in _OF_NO_KEY or len(args) < 2:
             slot = 0
         else:
             slot = key_slot(str(args[3 if name in _SCRIPTS else 1]).encode())
-        at = bisect_right(self._starts, slot) - 1
-        node, asks = self._owners[at], False
-        for _ in range(_REDIRECTS):
+        for _ in range(2):
+            if self._is_stale:
+                await self.learn()
+            link = self._link(self._owners[bisect_right(self._starts, slot) - 1])
             try:
-                if asks:
-                    return await self._ask(node, args)
-                link = self._links.get(node) or self._link(node)
                 return await link.call(*args)
-            except ResponseError as refused:
-                match _kind(refused):
-                    case "MOVED":
-                        # The map is old; the next call learns the whole of it.
-                        self._is_stale = True
-                        node, asks = _named(refused, node), False
-                    case "ASK":
-                        node, asks = _named(refused, node), True
-                    case "TRYAGAIN":
-                        await asyncio.sleep(_PAUSE)
-                    case _:
-                        raise
+            except (MovedError, AskError, TryAgainError):
+                # The map is old, and this node has a newer one; or the slot is on its way.
+                self._is_stale, self._asked_first = True, link
             except StoreUnavailable:
                 # It may be another one's by now.
                 self._is_stale = True
@@ -433,8 +407,8 @@ class ClusterLink:
 
     def make(self) -> Connection:
         """Connect to one of the nodes, to another one each time: one may be away."""
-        nodes = list(self._makes.values())
-        return nodes[next(self._turns) % len(nodes)]()
+        nodes = list(dict.fromkeys(self._owners))
+        return self._make_for(*nodes[next(self._turns) % len(nodes)])()
 
     @property
     def server(self) -> Connection | None:
@@ -443,29 +417,17 @@ class ClusterLink:
     async def nodes(self) -> Sequence[RedisLink]:
         if self._is_stale:
             await self.learn()
-        return [self._link(node) for node in self._makes]
+        return [self._link(node) for node in dict.fromkeys(self._owners)]
 
     async def close(self) -> None:
         """Close the connections; calls that wait fail."""
         for link in (self._seed, *self._links.values()):
             await link.close()
 
-    async def _ask(self, node: Node, args: tuple[Value, ...]) -> Any:
-        link = self._link(node)
-        # One after the other on the one connection, whoever else writes to it.
-        said, answered = await asyncio.gather(
-            link.call("ASKING"), link.call(*args), return_exceptions=True
-        )
-        for outcome in (said, answered):
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return answered
-
     def _link(self, node: Node) -> RedisLink:
         link = self._links.get(node)
         if link is None:
-            make = self._makes.get(node) or self._make_for(*node)
-            link = self._links[node] = RedisLink(make, self.timeout)
+            link = self._links[node] = RedisLink(self._make_for(*node), self.timeout)
         return link
 
     async def learn(self) -> None:
@@ -473,7 +435,7 @@ class ClusterLink:
             if not self._is_stale:
                 return
             failed: Exception = StoreUnavailable("Redis is away")
-            for link in (self._seed, *self._links.values()):
+            for link in (self._asked_first, self._seed, *self._links.values()):
                 try:
                     answer = await link.call("CLUSTER", "SLOTS")
                     break
@@ -487,29 +449,8 @@ class ClusterLink:
             if not ranges:
                 raise StoreUnavailable("the Redis Cluster has no slots")
             self._starts = [first for first, _ in ranges]
-            self._owners = [self._node(owner) for _, owner in ranges]
-            self._makes = {node: self._make_for(*node) for node in self._owners}
-            gone = [node for node in self._links if node not in self._makes]
+            # A node that does not know its own name is called as it was called by us.
+            self._owners = [((host or b"").decode(), port) for _, (host, port, *_) in ranges]
             self._is_stale = False
-            for node in gone:
+            for node in self._links.keys() - set(self._owners):
                 await self._links.pop(node).close()
-
-    def _node(self, owner: list[Any]) -> Node:
-        # A node that does not know its own name is called as it was called by us.
-        host = owner[0].decode() if owner[0] else ""
-        return host, owner[1]
-
-
-def _kind(refused: ResponseError) -> str:
-    """Return the server's own word. Older releases of redis-py have no classes for these."""
-    for kind, word in ((MovedError, "MOVED"), (AskError, "ASK"), (TryAgainError, "TRYAGAIN")):
-        if isinstance(refused, kind):
-            return word
-    return str(refused).partition(" ")[0]
-
-
-def _named(pointing: ResponseError, asked: Node) -> Node:
-    """The node that an error names; without a host it is on the one that was asked."""
-    _, _, address = str(pointing).rpartition(" ")
-    host, _, port = address.rpartition(":")
-    return host or asked[0], int(port)

@@ -80,7 +80,7 @@ def a_name_of_an_empty_slot(nodes: list[RedisServer]) -> tuple[str, int]:
 
 
 async def test_a_slot_that_moved_is_followed(nodes: list[RedisServer]) -> None:
-    """MOVED, and ASK while it is on its way; nothing runs twice."""
+    """MOVED. While it is on its way, a part of a session may be at either node: an error."""
     own, slot = a_name_of_an_empty_slot(nodes)
     before = next(number for number, each in enumerate(RANGES) if slot <= int(each.split()[1]))
     giver, taker = nodes[before], nodes[(before + 1) % 3]
@@ -90,9 +90,8 @@ async def test_a_slot_that_moved_is_followed(nodes: list[RedisServer]) -> None:
 
     assert "OK" in taker.ask(f"CLUSTER SETSLOT {slot} IMPORTING {ids[giver]}")
     assert "OK" in giver.ask(f"CLUSTER SETSLOT {slot} MIGRATING {ids[taker]}")
-    # What needs one key is done where the slot is going to; what needs several has to wait.
-    assert await asked(store, "SET", f"{{{own}}}:probe", "1") == b"OK"
-    assert taker.ask(f"CLUSTER COUNTKEYSINSLOT {slot}") == ":1\r\n"
+    with pytest.raises(StoreUnavailable):
+        await asked(store, "SET", f"{{{own}}}:probe", "1")
     with pytest.raises(StoreUnavailable):
         await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)
     for node in nodes:
@@ -101,7 +100,7 @@ async def test_a_slot_that_moved_is_followed(nodes: list[RedisServer]) -> None:
         await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)
 
     assert len(await store.all_sessions()) == 2
-    assert taker.ask(f"CLUSTER COUNTKEYSINSLOT {slot}") == ":3\r\n"
+    assert taker.ask(f"CLUSTER COUNTKEYSINSLOT {slot}") == ":2\r\n"
     await store.close()
 
 

@@ -13,7 +13,7 @@ from mcp_sessions.ids import EVENTS, SessionId
 from mcp_sessions.stores.exchange import BEAT
 from mcp_sessions.stores.records import Attachment
 from mcp_sessions.stores.redis.pubsub import RedisExchange
-from mcp_sessions.stores.redis.redis_connection import Connection
+from mcp_sessions.stores.redis.redis_connection import Connection, RedisLink
 from tests.support.virtual_time import VIRTUAL, Backend
 
 pytestmark = pytest.mark.anyio
@@ -27,11 +27,13 @@ def anyio_backend() -> Backend:
 
 
 class FakeConnection:
-    """Confirms every subscription, unless its peer takes nothing."""
+    """Answers every command, unless its peer takes nothing."""
 
     def __init__(self) -> None:
-        self.takes = asyncio.Event()
-        self.takes.set()
+        self.takes = True
+        self.waits: list[Any] = []
+        """Commands that are answered when its peer takes them."""
+
         self.comes: asyncio.Queue[Any] = asyncio.Queue()
         self.is_connected = False
 
@@ -46,10 +48,17 @@ class FakeConnection:
         return list(args)
 
     async def send_packed_command(self, command: list[Any], check_health: bool = True) -> None:
-        """Answer it when it is taken."""
-        await self.takes.wait()
-        for channel in command[1:]:
-            self.comes.put_nowait([command[0].lower().encode(), channel, 1])
+        """Answer it, if it is taken."""
+        self.waits.append([command[0].lower().encode(), *command[1:], 1])
+        if self.takes:
+            self.take()
+
+    def take(self) -> None:
+        """Answer what waits."""
+        self.takes = True
+        for answer in self.waits:
+            self.comes.put_nowait(answer)
+        self.waits.clear()
 
     async def read_response(self, disable_decoding: bool = False) -> Any:
         """The next answer, or what goes wrong."""
@@ -64,6 +73,7 @@ class FakeLink:
 
     timeout = 3.0
     counts_listeners = True
+    server = None
 
     def __init__(self, connections: list[FakeConnection]) -> None:
         self.connections = connections
@@ -104,7 +114,7 @@ async def joined(
     async def claim(*asked: object) -> str | None:
         raise AssertionError("nothing is claimed here")
 
-    exchange = RedisExchange(make, link, "namespace", str, claim)
+    exchange = RedisExchange(make, cast(RedisLink, link), "namespace", str, claim)
     await exchange.join("process", cast(Any, Deaf()))
     yield exchange, connections
     await exchange.close()
@@ -126,7 +136,7 @@ async def test_who_listens_at_a_replica_listens_at_the_primary_soon() -> None:
 
 
 @pytest.mark.parametrize("what", ["watch", "unwatch"])
-async def test_what_waits_to_be_written_when_the_connection_breaks_finds_the_store_away(
+async def test_what_waits_when_the_connection_breaks_finds_the_store_away(
     what: str,
 ) -> None:
     """Nobody cancelled who asked: a request would end without any answer."""
@@ -134,7 +144,7 @@ async def test_what_waits_to_be_written_when_the_connection_breaks_finds_the_sto
         if what == "unwatch":
             await exchange.watch(SESSION, EVENTS)
         connection = connections[-1]
-        connection.takes.clear()
+        connection.takes = False
         asking = asyncio.create_task(getattr(exchange, what)(SESSION, EVENTS))
         await asyncio.sleep(0.1)
         connection.comes.put_nowait(ConnectionBroke())
@@ -144,17 +154,17 @@ async def test_what_waits_to_be_written_when_the_connection_breaks_finds_the_sto
             await asking
 
 
-async def test_who_gives_up_does_not_take_back_what_is_being_written() -> None:
-    """Half a command would be the end of what all others receive."""
+async def test_who_gives_up_does_not_take_anybody_elses_answer() -> None:
+    """The connection stays, on which all others receive."""
     async with joined() as (exchange, connections):
         connection = connections[-1]
-        connection.takes.clear()
+        connection.takes = False
         asking = asyncio.create_task(exchange.watch(SESSION, EVENTS))
         await asyncio.sleep(0.1)
         asking.cancel()
         await asyncio.wait({asking}, timeout=10)
         assert asking.cancelled()
-        connection.takes.set()
+        connection.take()
         await asyncio.sleep(0.1)
         await exchange.watch(SESSION, EVENTS)
         assert len(connections) == 1
