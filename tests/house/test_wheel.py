@@ -120,8 +120,7 @@ def test_the_scripts_of_the_redis_store_are_in_the_wheel(wheel: zipfile.ZipFile)
         str(path.relative_to(ROOT)) for path in ROOT.glob("mcp_sessions/stores/redis/lua/*.lua")
     }
 
-    assert len(scripts) > 20
-    assert scripts <= set(wheel.namelist())
+    assert scripts and scripts <= set(wheel.namelist())
 
 
 def test_the_wheel_has_the_version_the_licence_and_the_command(wheel: zipfile.ZipFile) -> None:

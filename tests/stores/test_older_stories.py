@@ -6,7 +6,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions.stores.redis.record_codec import KnownSubscriptions, Peers, record_of
+from mcp_sessions.stores.redis.record_codec import KnownSessions, record_of
 from mcp_sessions.stores.whole_sessions import WholeSession, from_json, to_json
 
 
@@ -31,5 +31,5 @@ def test_a_record_of_a_script_without_a_story_is_read() -> None:
     """During a deploy the scripts of the release before may end a session."""
     fields = [b"s" * 43, b"protocol", b"[null,null,null]", b"[[],null]", b"1.0", b"2.0", b"3.0"]
     fields += [None, b"0", *[None] * 8]  # pyright: ignore[reportArgumentType]
-    record = record_of([fields, [], [], []], KnownSubscriptions(), Peers())
+    record = record_of([fields, [], [], []], KnownSessions())
     assert record.session_id == "s" * 43 and record.story == ""

@@ -22,10 +22,9 @@ from typing import Any
 import pytest
 
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.stores.redis import scripts as redis_scripts
+from mcp_sessions.stores.redis.commands import SCRIPTS
 from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
 from mcp_sessions.stores.redis.redis_store import RedisStore
-from mcp_sessions.stores.redis.scripts import Script
 
 MISSING = (
     "these tests need a Redis 7 or later, or a Valkey: sudo apt install redis-server, or brew "
@@ -254,8 +253,7 @@ def dies_after(store: RedisStore, commands: int) -> Callable[[], bool]:
     return lambda: bool(refused)
 
 
-SCRIPTS = [each for each in vars(redis_scripts).values() if type(each) is Script]
-_NAMES = {each.sha: each.name for each in SCRIPTS}
+_NAMES = {each.sha: each.name for each in SCRIPTS.values()}
 
 
 def name_of(command: Sequence[Value]) -> str:

@@ -28,6 +28,7 @@ from redis.exceptions import ResponseError
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.redis import redis_store as redis
+from mcp_sessions.stores.redis.commands import SCRIPTS
 from mcp_sessions.stores.redis.redis_connection import (
     Connection,
     MakeConnection,
@@ -36,7 +37,7 @@ from mcp_sessions.stores.redis.redis_connection import (
 )
 from mcp_sessions.stores.redis.redis_store import RedisStore
 from tests.support.faulty_store import Plan
-from tests.support.redis_server import SCRIPTS, asked, name_of
+from tests.support.redis_server import asked, name_of
 from tests.support.virtual_time import VirtualTimeLoop
 
 _SUBSCRIPTIONS = ("SUBSCRIBE", "UNSUBSCRIBE")
@@ -83,7 +84,7 @@ class Wire:
             if not self._has_scripts:
                 # The first play of all would make other calls than the next ones.
                 self._has_scripts = True
-                for script in SCRIPTS:
+                for script in SCRIPTS.values():
                     await asked(store, "SCRIPT", "LOAD", script.text)
             self._fail_commands(store, plan)
 

@@ -1,14 +1,24 @@
+"""Run commands and Lua scripts for the store in Redis. Both answer as :class:`RedisLink` does.
+
+Each write is one script, so that it is atomic and costs one round trip. The scripts are in
+``lua/*.lua``. A line ``-- script NAME: LIBRARY LIBRARY`` begins one. What stands before the first
+is in front of each script of that file. They are plain scripts, not functions: a function library
+has one name per server, which two releases of this library on one Redis (every deploy has that
+moment) would fight for; a script is named by its content.
+"""
+
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import logging
 import math
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import wraps
+from importlib import resources
 from types import CoroutineType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -22,8 +32,7 @@ from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.redis.record_codec import (
     NOTHING,
     KnownFacts,
-    KnownSubscriptions,
-    Peers,
+    KnownSessions,
     ScriptAnswer,
     pair_of,
     record_of,
@@ -31,12 +40,12 @@ from mcp_sessions.stores.redis.record_codec import (
 )
 from mcp_sessions.stores.redis.redis_connection import ClusterLink, RedisLink, Value
 from mcp_sessions.stores.redis.refusals import unavailable
-from mcp_sessions.stores.redis.scripts import Script
 from mcp_sessions.stores.shared_clock import SharedClock
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 P = ParamSpec("P")
 
 NAME = "redis"
@@ -48,6 +57,29 @@ AT_ONCE = 200
 
 MARGIN = 900
 """Seconds that a key lives on after its session's deadline; ``lua/session.lua`` has it too."""
+
+
+_BEGINS = re.compile(r"^-- script (\w+):(.*)\n", re.MULTILINE)
+
+
+class Script(NamedTuple):
+    name: str
+    text: str
+    sha: str
+
+
+def _scripts() -> Iterable[Script]:
+    folder = resources.files("mcp_sessions.stores.redis") / "lua"
+    files = {each.name: each.read_text("utf-8") for each in folder.iterdir()}
+    for text in files.values():
+        common, *parts = _BEGINS.split(text)
+        for name, needs, own in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+            whole = "\n".join([*(files[f"{each}.lua"] for each in needs.split()), common, own])
+            sha = hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest()
+            yield Script(name, whole, sha)
+
+
+SCRIPTS = {script.name: script for script in _scripts()}
 
 
 def tag_of(name: str) -> str:
@@ -67,8 +99,7 @@ class Commands:
         """The bounds of a log, as the scripts take them."""
 
         self._idle_times = idle_times(self._policy)
-        self._subscriptions = KnownSubscriptions()
-        self._peers = Peers()
+        self._sessions = KnownSessions()
         self._clock = SharedClock(self._time, clock)
         self._all = f"{{{namespace}}}:all"
         self.outage = Outage(NAME)
@@ -86,12 +117,9 @@ class Commands:
 
     def _record(self, answer: ScriptAnswer, known: KnownFacts = NOTHING) -> SessionRecord:
         try:
-            return record_of(answer, self._subscriptions, self._peers, known)
+            return record_of(answer, self._sessions, known)
         except UNEXPECTED as failed:
             raise unreadable(failed) from failed
-
-    def _known(self, session_id: SessionId) -> KnownFacts:
-        return KnownFacts(*self._subscriptions.known(session_id), self._peers.known(session_id))
 
     # --- keys and scripts ----------------------------------------------------------------
 
@@ -116,12 +144,10 @@ class Commands:
         except (ValueError, TypeError) as wrong:
             raise unavailable(wrong, self._link.server) from wrong
 
-    async def _on(self, session_id: SessionId, script: Script, *args: Value) -> ScriptAnswer:
+    async def _on(self, session_id: SessionId, script: str, *args: Value) -> ScriptAnswer:
         return await self._run(script, [self._key(session_id)], *args)
 
-    async def _on_each(
-        self, script: Script, keys: Sequence[str], *args: Value
-    ) -> list[ScriptAnswer]:
+    async def _on_each(self, script: str, keys: Sequence[str], *args: Value) -> list[ScriptAnswer]:
         """Run a script on any number of sessions, and return its answer for each of them.
 
         In a cluster each session has its own slot.
@@ -133,7 +159,8 @@ class Commands:
         each = await all_of(self._run(script, [key], *args) for key in keys)
         return [answer for (answer,) in each]
 
-    async def _run(self, script: Script, keys: Sequence[str], *args: Value) -> ScriptAnswer:
+    async def _run(self, name: str, keys: Sequence[str], *args: Value) -> ScriptAnswer:
+        script = SCRIPTS[name]
         # A peer's text may be none in UTF-8; then it is unknown here as any other.
         args = tuple(
             [arg.encode("utf-8", "surrogatepass") if isinstance(arg, str) else arg for arg in args]
@@ -200,43 +227,28 @@ async def all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return answers + await asyncio.gather(*batch)
 
 
-async def each_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | None]:
+async def each_of(
+    call: Callable[[Item], Coroutine[Any, Any, T]], items: Iterable[Item]
+) -> list[T | None]:
     """As :func:`all_of`, where one call that fails is not to stop the others: None for it.
 
     Raises:
         StoreUnavailable: All of them failed, and there was more than none.
     """
-    begun: list[Coroutine[Any, Any, T]] = []
-    try:
-        outcomes = await all_of(_caught(call, begun) for call in calls)
-    finally:
-        # Cancelled before its first step, a task leaves a coroutine that nobody awaits.
-        for call in begun:
-            if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
-                call.close()
+
+    async def caught(item: Item) -> T | StoreUnavailable:
+        try:
+            return await call(item)
+        except StoreUnavailable as failed:
+            return failed
+
+    outcomes = await all_of(caught(item) for item in items)
     failures = [each for each in outcomes if isinstance(each, StoreUnavailable)]
-    if failures and len(failures) == len(outcomes) and not _is_refused(failures[0]):
+    if failures and len(failures) == len(outcomes) and not isinstance(failures[0], StoreRefused):
         raise failures[0]
     if failures:
         logger.error("%d sessions could not be reached; the first: %s", len(failures), failures[0])
     return [None if isinstance(each, StoreUnavailable) else each for each in outcomes]
-
-
-def _caught(
-    call: Coroutine[Any, Any, T], begun: list[Coroutine[Any, Any, T]]
-) -> Coroutine[Any, Any, T | StoreUnavailable]:
-    async def caught() -> T | StoreUnavailable:
-        try:
-            return await call
-        except StoreUnavailable as failed:
-            return failed
-
-    begun.append(call)
-    return caught()
-
-
-def _is_refused(failed: StoreUnavailable) -> bool:
-    return isinstance(failed, StoreRefused)
 
 
 def known_to_script(known: KnownFacts) -> tuple[bytes, int]:

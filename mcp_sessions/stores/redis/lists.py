@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -28,13 +27,9 @@ from mcp_sessions.ids import DIGEST_LENGTH, SessionId
 from mcp_sessions.security import mint_process
 from mcp_sessions.stores.ends_contract import EndedOutside
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.commands import MARGIN, Commands, all_of, readable, tag_of
 from mcp_sessions.stores.redis.record_codec import decoded, tokens_of
 from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
-from mcp_sessions.stores.redis.scripts import Script
-
-_MADE = re.compile(rb"([0-9A-Za-z_-]{1,64}) ([0-9]+(?:\.[0-9]+)?)")
 
 _AT_ONCE = 1_000
 """Ends that one call hands out."""
@@ -58,7 +53,7 @@ class EndsInRedis(Commands):
         for end in ends:
             args += repr(end.at), encode(end.to_json())
         keys = [self._ends, self._ends_outside]
-        new: list[int] = await self._run(scripts.REMEMBER_ENDS, keys, *args)
+        new: list[int] = await self._run("remember_ends", keys, *args)
         return [ends[number] for number in new]
 
     @readable
@@ -85,17 +80,20 @@ class EndsInRedis(Commands):
     @readable
     async def made(self, *, now: float | None) -> StoreMade | None:
         found = await self._command("GET", self._made)
-        if now is None or _made(found) is not None:
-            if now is not None:
-                await self._command("PEXPIRE", self._made, self._list_lifetime)
-            return _made(found)
-        # Not sooner: a store that is full takes no writes, and can be asked all the same.
-        own = StoreMade(mint_process(), await self._clock.at(now), is_new=True)
-        text, lifetime = f"{own.name} {own.at!r}", self._list_lifetime
-        # A value of another program does not count.
-        how = "NX" if found is None else "XX"
-        found = await self._command("SET", self._made, text, how, "GET", "PX", lifetime)
-        return _made(found) or own
+        own = None
+        if now is not None and found is not None:
+            await self._command("PEXPIRE", self._made, self._list_lifetime)
+        elif now is not None:
+            # Not sooner: a store that is full takes no writes, and can be asked all the same.
+            own = StoreMade(mint_process(), await self._clock.at(now), is_new=True)
+            found = await self._command(
+                *("SET", self._made, f"{own.name} {own.at!r}"),
+                *("NX", "GET", "PX", self._list_lifetime),
+            )
+        if found is None:
+            return own
+        name, at = found.split(b" ")
+        return StoreMade(name.decode(), float(at))
 
     @readable
     async def sealing_keys(self, *, add: str | None = None) -> frozenset[str]:
@@ -110,21 +108,8 @@ class EndsInRedis(Commands):
 
 
 def _read(kept: Iterable[bytes]) -> list[SessionEnd]:
-    found: list[SessionEnd] = []
-    for each in kept:
-        try:
-            end = SessionEnd.from_json(decode(each))
-        except ValueError:
-            # Another program's.
-            continue
-        if end is not None:
-            found.append(end)
-    return found
-
-
-def _made(kept: bytes | None) -> StoreMade | None:
-    known = _MADE.fullmatch(kept) if kept is not None else None
-    return StoreMade(known[1].decode(), float(known[2])) if known is not None else None
+    ends = (SessionEnd.from_json(decode(each)) for each in kept)
+    return [end for end in ends if end is not None]
 
 
 logger = logging.getLogger(__name__)
@@ -144,7 +129,7 @@ class Lists(EndsInRedis):
         """When each list was last looked through, by the server's clock."""
 
     async def _leave(
-        self, member: bytes, script: Script, *args: Value, now: float
+        self, member: bytes, script: str, *args: Value, now: float
     ) -> tuple[SessionRecord | None, bool]:
         """Run a script that may end a session, and remove the session from every list then.
 
@@ -192,8 +177,7 @@ class Lists(EndsInRedis):
             session_id: None: it is not known, but its ``tag`` is.
         """
         if session_id is not None:
-            self._subscriptions.forget(session_id)
-            self._peers.forget(session_id)
+            self._sessions.forget(session_id)
         tag = tag if tag is not None else tag_of(session_id or "")
         try:
             if member is not None:
@@ -204,21 +188,15 @@ class Lists(EndsInRedis):
             return False
         return True
 
-    async def _entries(self, command: str, key: str, *args: Value) -> list[bytes]:
-        """Return the members of a list. A member that is no session's entry is removed."""
-        members: list[bytes] = await self._command(command, key, *args)
-        entries = [member for member in members if is_entry(member)]
-        if len(entries) < len(members):
-            others = set(members).difference(entries)
-            logger.warning(
-                "%d members of a list of sessions were not sessions: removed", len(others)
-            )
-            await self._command("SREM" if command[0] == "S" else "ZREM", key, *others)
-        return entries
+    async def _ids(self, members: Sequence[bytes]) -> list[SessionId]:
+        """Of those of the sessions that are there."""
+        ids = await self._on_each("ids", [self._key_of(tag_in(member)) for member in members])
+        return [SessionId(decoded(name)) for name in ids if name is not None]
 
+    @readable
     async def _release(self, member: bytes) -> bytes | None:
         owned = f"{{{self._namespace}}}:of:{member.decode().split('.')[1]}"
-        return await self._run(scripts.RELEASE, [self._all, owned], member)
+        return await self._run("release", [self._all, owned], member)
 
     async def _release_gone(self, member: bytes, now: float) -> None:
         """Remove an entry without a record of its session. A record is kept after its entry is due,
@@ -228,6 +206,7 @@ class Lists(EndsInRedis):
         if deadline is not None and not has_come(float(deadline) + MARGIN / 2, now):
             await self._note_lost(tag_in(member), now)
 
+    @readable
     async def _heal(self, entries: str) -> bool:
         """Remove the entries of sessions that are gone. Return whether there were any. It asks for
         every session, so it waits until other entries can be old.
@@ -238,8 +217,9 @@ class Lists(EndsInRedis):
         if len(self._healed) >= PAGE:
             self._healed.clear()
         self._healed[entries] = there
-        kind = "ZRANGE" if entries == self._all else "SMEMBERS"
-        members = await self._entries(kind, entries, *((0, -1) if kind[0] == "Z" else ()))
+        members = await self._command(
+            *(("ZRANGE", entries, 0, -1) if entries == self._all else ("SMEMBERS", entries))
+        )
         old = [member for member in members if is_old(member, there)]
         found = await all_of(
             self._command("EXISTS", self._key_of(tag_in(member))) for member in old
@@ -252,13 +232,13 @@ class Lists(EndsInRedis):
         self, tag: str, token: str, uris: Iterable[str], lifetime: int
     ) -> None:
         await all_of(
-            self._run(scripts.NOTE_SUBSCRIBER, [self._subscribers_key(uri)], tag, token, lifetime)
+            self._run("note_subscriber", [self._subscribers_key(uri)], tag, token, lifetime)
             for uri in uris
         )
 
     async def _drop_subscribers(self, tag: str, tokens: Mapping[bytes, bytes]) -> None:
         await all_of(
-            self._run(scripts.DROP_SUBSCRIBER, [self._subscribers_key(decoded(uri))], tag, token)
+            self._run("drop_subscriber", [self._subscribers_key(decoded(uri))], tag, token)
             for uri, token in tokens.items()
         )
 
@@ -274,18 +254,11 @@ class Lists(EndsInRedis):
         token = await self._command("HGET", key, tag)
         there = await self._clock.now()
         if token is not None and int(token.partition(b".")[0], 16) < there - IN_FLIGHT:
-            await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
-
-
-_ENTRY = re.compile(rb"[0-9a-f]{40}\.[0-9a-f]{16}\.[0-9a-f]+(\.c)?")
-
-
-def is_entry(member: bytes) -> bool:
-    """Whether a list's member is a session's entry: its tag, its owner's, when it was made."""
-    return _ENTRY.fullmatch(member) is not None
+            await self._run("drop_subscriber", [key], tag, token)
 
 
 def tag_in(member: bytes) -> str:
+    """The session's tag in its entry: that, its owner's, and when it was made."""
     return member.decode().split(".")[0]
 
 

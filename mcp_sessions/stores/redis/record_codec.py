@@ -122,81 +122,51 @@ class KnownFacts(NamedTuple):
     """The facts of a session that this process knows. The server need not send them again."""
 
     change: bytes
-    """Names the last change of its subscriptions."""
+    """Names the last change of its subscriptions. Empty: there was none."""
 
     uris: frozenset[str]
     """They as they were after it."""
 
     peer: tuple[Peer | None] | None = None
-    """The client's description of itself; None: unknown."""
+    """The client's description of itself, which never changes; None: unknown."""
+
+    peer_bytes: int = 0
+    """Of its description, as it is stored."""
 
 
 NOTHING = KnownFacts(b"nothing", frozenset())
 
 
-class Peers:
-    """Caches the clients' descriptions of themselves, as this process read them.
-
-    A description never changes, may be long, and is rarely needed.
+class KnownSessions:
+    """The facts of sessions that may be long, and that few requests need, as this process saw them
+    last.
 
     Args:
-        most: Bytes to keep, as they are stored, and ``COST`` for each session; those that
-            were used longest ago go first.
+        most: Bytes to keep, about; those that were used longest ago go first.
     """
 
-    COST = 200
-    """Bytes accounted for a session in addition to its client's own."""
+    COST, URI_COST = 200, 100
+    """Bytes accounted for a session in addition to its client's own, and for a subscription."""
 
-    def __init__(self, most: int = 8_388_608) -> None:
+    def __init__(self, most: int = 16_777_216) -> None:
         self._most = most
         self._kept = 0
-        self._of: OrderedDict[SessionId, tuple[int, tuple[Peer | None]]] = OrderedDict()
+        self._of: OrderedDict[SessionId, tuple[KnownFacts, int]] = OrderedDict()
 
-    def known(self, session_id: SessionId) -> tuple[Peer | None] | None:
+    def of(self, session_id: SessionId) -> KnownFacts:
         found = self._of.get(session_id)
         if found is None:
-            return None
+            return NOTHING
         self._of.move_to_end(session_id)
-        return found[1]
+        return found[0]
 
-    def learn(self, session_id: SessionId, stored: bytes | None) -> Peer | None:
+    def learn(self, session_id: SessionId, facts: KnownFacts) -> None:
         self.forget(session_id)
-        peer = Peer(*unpacked(stored)) if stored is not None else None
-        cost = self.COST + len(stored or b"")
-        self._of[session_id] = (cost, (peer,))
+        cost = self.COST + facts.peer_bytes + self.URI_COST * len(facts.uris)
+        self._of[session_id] = facts, cost
         self._kept += cost
         while self._kept > self._most:
             self.forget(next(iter(self._of)))
-        return peer
-
-    def clear(self) -> None:
-        self._of.clear()
-        self._kept = 0
-
-    def forget(self, session_id: SessionId) -> None:
-        gone = self._of.pop(session_id, None)
-        self._kept -= gone[0] if gone is not None else 0
-
-
-class KnownSubscriptions:
-    """The subscriptions of sessions as this process saw them last, by what changed them last.
-
-    A session may have thousands, and each request would get all of them again.
-
-    Args:
-        most: URIs to keep; those that were learned first go first.
-    """
-
-    def __init__(self, most: int = 100_000) -> None:
-        self._most = most
-        self._kept = 0
-        self._of: dict[SessionId, tuple[bytes, frozenset[str]]] = {}
-
-    def known(self, session_id: SessionId) -> tuple[bytes, frozenset[str]]:
-        return self._of.get(session_id, NOTHING[:2])
-
-    def learn(self, session_id: SessionId, change: bytes, uris: Sequence[bytes]) -> frozenset[str]:
-        return self._keep(session_id, change, frozenset(decoded(uri) for uri in uris))
 
     def changed(
         self,
@@ -207,44 +177,29 @@ class KnownSubscriptions:
         with_one: str | None = None,
         without: str | None = None,
     ) -> None:
-        """This process changed a session's: it need not get all of them for that.
+        """This process changed a session's subscriptions: it need not get all of them for that.
 
         Args:
-            before: The name of the change before; None: there was none.
+            before: The name of the change before; None: there was none, or it was lost.
             change: Names the change.
             with_one: The URI that is there now.
             without: The URI that is there no more.
         """
-        # Nothing is known of a session that never had any, and of one whose own were lost.
-        known, uris = self.known(session_id) if before is not None else (None, frozenset[str]())
-        if known == before:
+        known = self.of(session_id)
+        if before is None:
+            known = known._replace(change=b"", uris=frozenset())
+        if known.change == (before or b""):
             added = {with_one} if with_one is not None else set[str]()
-            removed = {without} if without is not None else set[str]()
-            self._keep(session_id, change, (uris | added) - removed)
-
-    def _keep(self, session_id: SessionId, change: bytes, found: frozenset[str]) -> frozenset[str]:
-        self.forget(session_id)
-        if found:
-            self._of[session_id] = (change, found)
-            self._kept += len(found)
-        while self._kept > self._most:
-            self.forget(next(iter(self._of)))
-        return found
-
-    def clear(self) -> None:
-        self._of.clear()
-        self._kept = 0
+            uris = (known.uris | added) - {without}
+            self.learn(session_id, known._replace(change=change, uris=uris))
 
     def forget(self, session_id: SessionId) -> None:
-        _, gone = self._of.pop(session_id, NOTHING[:2])
-        self._kept -= len(gone)
+        _, cost = self._of.pop(session_id, (NOTHING, 0))
+        self._kept -= cost
 
 
 def record_of(
-    answer: ScriptAnswer,
-    subscriptions: KnownSubscriptions,
-    peers: Peers,
-    known: KnownFacts = NOTHING,
+    answer: ScriptAnswer, sessions: KnownSessions, known: KnownFacts = NOTHING
 ) -> SessionRecord:
     """Read the answer of ``record()`` of ``lua/session.lua``.
 
@@ -259,13 +214,19 @@ def record_of(
     if _NAME.fullmatch(session_id) is None:
         raise ValueError("a session's id goes into headers")
     session_id = SessionId(session_id.decode())
+    described = known.peer
+    if uris is not None or described is None:
+        if uris is not None:
+            known = known._replace(change=change or b"", uris=frozenset(map(decoded, uris)))
+        if described is None:
+            described = (Peer(*unpacked(peer)) if peer is not None else None,)
+            known = known._replace(peer=described, peer_bytes=len(peer or b""))
+        sessions.learn(session_id, known)
     client = SessionClient(
-        known.peer[0] if known.peer is not None else peers.learn(session_id, peer),
+        described[0],
         CurrentSession(*unpacked(current)) if current is not None else None,
         stream_opened=opened is not None,
-        subscriptions=(
-            known.uris if uris is None else subscriptions.learn(session_id, change or b"", uris)
-        ),
+        subscriptions=known.uris,
         lists=frozenset(unpacked(lists)) if lists is not None else None,
         waits_from=SessionEventId(decoded(waits)) if waits is not None else None,
         log_level=decoded(level) if level is not None else None,

@@ -28,9 +28,8 @@ from mcp_sessions.stores.record_changes import (
     Tell,
 )
 from mcp_sessions.stores.records import Data, SessionRecord
-from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.commands import known_to_script, readable, tag_of
-from mcp_sessions.stores.redis.lists import Lists, tag_in
+from mcp_sessions.stores.redis.lists import PAGE, Lists
 from mcp_sessions.stores.redis.record_codec import (
     decoded,
     encoded,
@@ -53,7 +52,6 @@ CHANGED = 1
 _ADDED = 1
 """A script's answer: the session is there now."""
 
-_AT_ONCE = 256
 _NO_LIMIT = 2**53
 
 
@@ -66,7 +64,7 @@ class BelongingsInRedis(Lists):
                 return await self._set(session_id, "current", *values)
             case SetStreamOpened():
                 # False: it is not there, or had the value.
-                return await self._on(session_id, scripts.CHANGE, "opened", b"1") == CHANGED
+                return await self._on(session_id, "change", "opened", b"1") == CHANGED
             case SetWaitsFrom(event_id):
                 values = [encoded(event_id)] if event_id is not None else []
                 return await self._set(session_id, "waits", *values)
@@ -79,12 +77,12 @@ class BelongingsInRedis(Lists):
             case Tell(entries):
                 parts = [(repr(await self._clock.at(at)), text) for at, text in entries]
                 flat = [part for pair in parts for part in pair]
-                return await self._on(session_id, scripts.TELL, *flat) is not None
+                return await self._set(session_id, "story", *flat)
             case _:
                 assert_never(change)
 
     async def _set(self, session_id: SessionId, field: str, *value: bytes | str) -> bool:
-        return await self._on(session_id, scripts.CHANGE, field, *value) is not None
+        return await self._on(session_id, "change", field, *value) is not None
 
     @readable
     async def subscribe(self, session_id: SessionId, uri: str) -> bool:
@@ -97,17 +95,17 @@ class BelongingsInRedis(Lists):
         # the session has would never be served.
         tag, token = tag_of(session_id), await self._token(session_id)
         key = self._subscribers_key(uri)
-        await self._run(scripts.NOTE_SUBSCRIBER, [key], tag, token, self._list_lifetime)
+        await self._run("note_subscriber", [key], tag, token, self._list_lifetime)
         most, most_bytes = self._policy.max_subscriptions, self._policy.max_subscription_bytes
         outcome, *before = await self._on(
-            session_id, scripts.SUBSCRIBE, encoded(uri), token, most, most_bytes
+            session_id, "subscribe", encoded(uri), token, most, most_bytes
         )
         if before:
-            self._subscriptions.changed(session_id, before[0], token.encode(), with_one=uri)
+            self._sessions.changed(session_id, before[0], token.encode(), with_one=uri)
         if outcome == b"for ever":
-            await self._run(scripts.NOTE_SUBSCRIBER, [key], tag, token, 0)
+            await self._run("note_subscriber", [key], tag, token, 0)
         elif outcome != b"subscribed":
-            await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
+            await self._run("drop_subscriber", [key], tag, token)
         if outcome in (b"max_subscriptions", b"max_subscription_bytes"):
             is_count = outcome == b"max_subscriptions"
             raise LimitReached(outcome.decode(), most if is_count else most_bytes)
@@ -116,9 +114,9 @@ class BelongingsInRedis(Lists):
     @readable
     async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
         change = await self._token(session_id)
-        answer = await self._on(session_id, scripts.UNSUBSCRIBE, encoded(uri), change)
+        answer = await self._on(session_id, "unsubscribe", encoded(uri), change)
         if answer[0]:
-            self._subscriptions.changed(session_id, answer[2], change.encode(), without=uri)
+            self._sessions.changed(session_id, answer[2], change.encode(), without=uri)
         if answer[0] and answer[1] is not None:
             await self._drop_subscribers(tag_of(session_id), {encoded(uri): answer[1]})
         return bool(answer[0])
@@ -136,7 +134,7 @@ class BelongingsInRedis(Lists):
         wanted = {encoded(uri): encoded(token) for uri in uris}
         await self._note_subscribers(tag, token, uris, self._list_lifetime)
         answer = await self._on(
-            session_id, scripts.CHANGE, "lists", packed(sorted(lists)), token, *wanted
+            session_id, "change", "lists", packed(sorted(lists)), token, *wanted
         )
         if answer is None:
             await self._drop_subscribers(tag, wanted)
@@ -152,7 +150,7 @@ class BelongingsInRedis(Lists):
     async def claim(
         self, session_id: SessionId, holder: str | None, instead_of: str | None
     ) -> str | None:
-        found = await self._on(session_id, scripts.CLAIM, holder or "", instead_of or "")
+        found = await self._on(session_id, "claim", holder or "", instead_of or "")
         return found.decode() if found is not None else None
 
     async def change_state(
@@ -165,10 +163,10 @@ class BelongingsInRedis(Lists):
     ) -> SessionRecord | None:
         flat = [part for key, value in changed.items() for part in (encoded(key), packed(value))]
         gone = [encoded(key) for key in removed]
-        known = self._known(session_id)
+        known = self._sessions.of(session_id)
         found = await self._on(
             session_id,
-            scripts.CHANGE_STATE,
+            "change_state",
             *known_to_script(known),
             self._policy.max_state_bytes,
             expected_version if expected_version is not None else "",
@@ -191,7 +189,7 @@ class BelongingsInRedis(Lists):
         return bool(
             await self._on(
                 session_id,
-                scripts.FINISH,
+                "finish",
                 encoded(key),
                 int(outcome is not None),
                 outcome or b"",
@@ -203,7 +201,7 @@ class BelongingsInRedis(Lists):
 
     @readable
     async def load_data(self, session_id: SessionId) -> Data | None:
-        answer = await self._on(session_id, scripts.LOAD_DATA)
+        answer = await self._on(session_id, "load_data")
         if answer is None:
             return None
         version, value = answer
@@ -221,24 +219,22 @@ class BelongingsInRedis(Lists):
             if known is not None and known.version == expected_version:
                 raise
             return False
-        answer = await self._on(session_id, scripts.REPLACE_DATA, expected_version, version, text)
+        answer = await self._on(session_id, "replace_data", expected_version, version, text)
         return bool(answer)
 
     # --- a session as a whole ------------------------------------------------------------
 
     @readable
     async def session_ids(self) -> Sequence[SessionId]:
-        members = await self._entries("ZRANGE", self._all, 0, -1)
+        members = await self._command("ZRANGE", self._all, 0, -1)
         ids: list[SessionId] = []
-        for start in range(0, len(members), _AT_ONCE):
-            some = [self._key_of(tag_in(member)) for member in members[start : start + _AT_ONCE]]
-            names = await self._on_each(scripts.IDS, some)
-            ids += [SessionId(decoded(name)) for name in names if name is not None]
+        for start in range(0, len(members), PAGE):
+            ids += await self._ids(members[start : start + PAGE])
         return ids
 
     @readable
     async def whole(self, session_id: SessionId) -> WholeSession | None:
-        answer = await self._on(session_id, scripts.WHOLE, mint_log_epoch())
+        answer = await self._on(session_id, "whole", mint_log_epoch())
         if answer is None:
             return None
         record, version, value, carried, logs, keys = answer
@@ -268,13 +264,13 @@ class BelongingsInRedis(Lists):
         lifetime = 0 if is_endless else self._list_lifetime
         # The lists first, as for a new session and a new subscription.
         await self._run(
-            scripts.RESERVE,
+            "reserve",
             [self._all, owned],
             member, repr(life.expires_at), _NO_LIMIT, _NO_LIMIT, lifetime,
         )  # fmt: skip
         await self._note_subscribers(tag_of(session_id), token, uris, lifetime)
         known = await self._on(
-            session_id, scripts.ADD_WHOLE, repr(there), *_values_of(whole, member, token)
+            session_id, "add_whole", repr(there), *_values_of(whole, member, token)
         )
         if known == _ADDED:
             return True

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,9 +30,8 @@ from mcp_sessions.stores.records import (
     ServerChange,
     StreamHead,
 )
-from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.commands import readable
-from mcp_sessions.stores.redis.lists import PAGE, Lists, is_entry, tag_in
+from mcp_sessions.stores.redis.lists import PAGE, Lists
 from mcp_sessions.stores.redis.record_codec import (
     ScriptAnswer,
     decoded,
@@ -41,13 +39,11 @@ from mcp_sessions.stores.redis.record_codec import (
     events_of,
     stored_attachment,
     unpacked,
+    unreadable,
 )
 from mcp_sessions.stores.redis.redis_connection import Value
 
 logger = logging.getLogger(__name__)
-
-_TOKEN = re.compile(rb"[0-9a-f]+\.[0-9a-f]+ ([!-~]+)")
-"""A subscription's token: when it was made, a random part, its session."""
 
 
 class EventsInRedis(Lists):
@@ -65,11 +61,9 @@ class EventsInRedis(Lists):
         since = await self._clock.at(draft.since) if draft.since is not None else None
         answer = await self._on(
             session_id,
-            scripts.APPEND,
+            "append",
+            *self._moment(now),
             stream,
-            repr(now),
-            mint_log_epoch(),
-            *self._window,
             draft.before,
             *(value if value is not None else b"" for value in optional),
             "".join("0" if value is None else "1" for value in optional),
@@ -92,15 +86,11 @@ class EventsInRedis(Lists):
         if change.uri is not None:
             key = self._subscribers_key(change.uri)
             following, flat = await self._command("HSCAN", key, cursor, "COUNT", PAGE)
-            tokens = map(_TOKEN.fullmatch, flat[1::2])
-            found = [SessionId(token[1].decode()) for token in tokens if token is not None]
+            # A token: when it was made, a random part, its session.
+            found = [SessionId(token.partition(b" ")[2].decode()) for token in flat[1::2]]
         else:
             following, flat = await self._command("ZSCAN", self._all, cursor, "COUNT", PAGE)
-            entries = [member for member in flat[::2] if is_entry(member)]
-            ids = await self._on_each(
-                scripts.IDS, [self._key_of(tag_in(member)) for member in entries]
-            )
-            found = [SessionId(name.decode("utf-8", "replace")) for name in ids if name is not None]
+            found = await self._ids(flat[::2])
         return Audience(found, following.decode() if following != b"0" else None)
 
     @readable
@@ -114,11 +104,9 @@ class EventsInRedis(Lists):
     ) -> Sequence[AppendedChange]:
         key = change.event.key
         answers = await self._on_each(
-            scripts.APPEND_CHANGE,
+            "append_change",
             [self._key(session_id) for session_id in session_ids],
-            repr(now),
-            mint_log_epoch(),
-            *self._window,
+            *self._moment(now),
             change.id,
             repr(change.at) if again else "",
             change.uri or "",
@@ -153,11 +141,9 @@ class EventsInRedis(Lists):
         now = await self._clock.at(now)
         answer = await self._on(
             session_id,
-            scripts.READ,
+            "read",
+            *self._moment(now),
             stream,
-            repr(now),
-            mint_log_epoch(),
-            *self._window,
             *_read_position(after),
             limit if limit is not None else "",
             PAGE_BYTES,
@@ -166,19 +152,20 @@ class EventsInRedis(Lists):
             return (), Refusal(answer[0].decode())
         return events_of(LogEpoch(answer[1].decode()), answer[2]), None
 
-    @readable
     async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
-        return await self._head(session_id, stream, make=False)
+        return await self._head(session_id, stream)
 
-    @readable
     async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
         return await self._head(session_id, stream, make=True)
 
+    @readable
     async def _head(
-        self, session_id: SessionId, stream: StreamName, *, make: bool
+        self, session_id: SessionId, stream: StreamName, *, make: bool = False
     ) -> Position | None:
-        answer = await self._on(session_id, scripts.HEAD, stream, mint_log_epoch(), int(make))
-        return _position_of(answer)
+        (answer,) = await self._heads([session_id], stream, make=make)
+        if answer == b"broken":
+            raise unreadable(answer)
+        return _head_of(answer).position
 
     @readable
     async def heads(self, streams: Sequence[tuple[SessionId, StreamName]]) -> Sequence[StreamHead]:
@@ -186,14 +173,23 @@ class EventsInRedis(Lists):
         # Nearly all that are asked for together have the same name.
         for stream in {name for _, name in streams}:
             ids = [session_id for session_id, name in streams if name == stream]
-            keys = [self._key(session_id) for session_id in ids]
-            answers = await self._on_each(scripts.HEADS, keys, stream, mint_log_epoch())
+            answers = await self._heads(ids, stream)
             for session_id, answer in zip(ids, answers, strict=True):
                 found[session_id, stream] = _head_of(answer)
         return [found[each] for each in streams]
 
+    async def _heads(
+        self, session_ids: Sequence[SessionId], stream: StreamName, *, make: bool = False
+    ) -> list[ScriptAnswer]:
+        keys = [self._key(each) for each in session_ids]
+        return await self._on_each("heads", keys, stream, mint_log_epoch(), int(make))
+
+    def _moment(self, now: float) -> tuple[Value, ...]:
+        """What a script takes first that appends to a log, or reads it."""
+        return repr(now), mint_log_epoch(), *self._window
+
     async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
-        await self._on(session_id, scripts.DROP_STREAM, stream)
+        await self._on(session_id, "drop_stream", stream)
 
     async def drop_origin(
         self,
@@ -204,14 +200,14 @@ class EventsInRedis(Lists):
         fencing_epoch: FencingEpoch | None = None,
     ) -> None:
         epoch = fencing_epoch if fencing_epoch is not None else ""
-        await self._on(session_id, scripts.DROP_ORIGIN, stream, origin, mint_log_epoch(), epoch)
+        await self._on(session_id, "drop_origin", stream, origin, mint_log_epoch(), epoch)
 
     @readable
     async def carry(
         self, connection: SessionId, origin: SessionId, fencing_epoch: FencingEpoch, after: Position
     ) -> bool:
         position = (after.log_epoch, after.number, mint_log_epoch())
-        return bool(await self._on(connection, scripts.CARRY, origin, fencing_epoch, *position))
+        return bool(await self._on(connection, "carry", origin, fencing_epoch, *position))
 
     @readable
     async def relay(
@@ -228,15 +224,13 @@ class EventsInRedis(Lists):
         key = event.key[1] if event.key is not None else None
         answer = await self._on(
             connection,
-            scripts.RELAY,
+            "relay",
+            *self._moment(now),
             origin,
             fencing_epoch,
             event.event_id.partition("-")[0],
             event.number,
             int(skips),
-            repr(now),
-            mint_log_epoch(),
-            *self._window,
             event.payload,
             key if key is not None else b"",
             int(key is not None),
@@ -262,14 +256,12 @@ class EventsInRedis(Lists):
         now = await self._clock.at(now)
         answer = await self._on(
             session_id,
-            scripts.ATTACH,
+            "attach",
+            *self._moment(now),
+            *_position_args(position),
             connection_id or "",
             int(connection_id is not None),
             int(only_if_free),
-            repr(now),
-            mint_log_epoch(),
-            *self._window,
-            *_position_args(position),
             *await self._dated(entry),
         )
         if answer is None:
@@ -291,7 +283,7 @@ class EventsInRedis(Lists):
         self, session_id: SessionId, fencing_epoch: FencingEpoch, entry: Entry | None = None
     ) -> bool:
         added = await self._dated(entry)
-        return bool(await self._on(session_id, scripts.DETACH, fencing_epoch, *added))
+        return bool(await self._on(session_id, "detach", fencing_epoch, *added))
 
     async def _dated(self, entry: Entry | None) -> tuple[Value, ...]:
         return () if entry is None else (repr(await self._clock.at(entry.at)), entry.text)
@@ -303,13 +295,11 @@ def _head_of(answer: ScriptAnswer) -> StreamHead:
     if answer == b"broken":
         # The others' are asked for in the same call. Its own requests fail, and say why.
         return StreamHead(True, None)
-    return StreamHead(True, _position_of(answer[1:] or None), bool(answer[0]))
-
-
-def _position_of(answer: ScriptAnswer) -> Position | None:
-    if answer is None:
-        return None
-    return Position(LogEpoch(answer[0].decode()), int(answer[1]))
+    carries, *position = answer
+    if not position:
+        return StreamHead(True, None, bool(carries))
+    epoch, number = position
+    return StreamHead(True, Position(LogEpoch(epoch.decode()), int(number)), bool(carries))
 
 
 def _appended_of(

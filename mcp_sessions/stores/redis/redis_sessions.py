@@ -23,9 +23,8 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.limits import check_peer, most_of_one
 from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionPage, SessionRecord
-from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, known_to_script, readable, tag_of
-from mcp_sessions.stores.redis.lists import Lists, is_entry, is_old, tag_in
+from mcp_sessions.stores.redis.lists import Lists, is_old, tag_in
 from mcp_sessions.stores.redis.record_codec import (
     NOTHING,
     KnownFacts,
@@ -78,7 +77,7 @@ class Sleepers(Lists):
         latest = unused_by(Mode.TRANSPORT, now, unused_for, self._policy)
         of = f".{self._owned(owner)[-16:]}.".encode()
         held_tags = {tag_of(session_id) for session_id in held}
-        listed = await self._entries("ZRANGEBYSCORE", self._all, "-inf", repr(latest))
+        listed = await self._command("ZRANGEBYSCORE", self._all, "-inf", repr(latest))
         sleeping: int = await self._command("ZCOUNT", self._all, "-inf", repr(asleep))
         known = [
             member
@@ -90,7 +89,7 @@ class Sleepers(Lists):
         # Those that were looked at in vain have their turn again after all others.
         start = self._looked_at if self._looked_at < len(known) else 0
         known = known[start : start + _MOST_LOOKED_AT]
-        times = await each_of(self._times_of(member) for member in known)
+        times = await each_of(self._times_of, known)
         order: list[tuple[bool, bool, float, bytes]] = []
         for member, found in zip(known, times, strict=True):
             if found is not None:
@@ -118,7 +117,7 @@ class Sleepers(Lists):
         owner, held_tags = owner_of(principal), {tag_of(session_id) for session_id in held}
         asleep = asleep_by(now, self._policy)
         latest = unused_by(Mode.CONVERSATION, now, unused_for, self._policy)
-        listed = await self._entries("SMEMBERS", self._owned(owner))
+        listed = await self._command("SMEMBERS", self._owned(owner))
         if not listed:
             return []
         ranks: list[Any] = await self._command("ZMSCORE", self._all, *listed)
@@ -131,7 +130,7 @@ class Sleepers(Lists):
         )
         # An entry is no later than the deadline, which requests have moved since.
         known = [member for _, member in order[:_MOST_LOOKED_AT]]
-        times = await each_of(self._times_of(member) for member in known)
+        times = await each_of(self._times_of, known)
         due = [
             (found[0], member)
             for found, member in zip(times, known, strict=True)
@@ -157,21 +156,20 @@ class Sleepers(Lists):
             return []
         size, passed = 0, 0
         while size <= most:
-            members = await self._entries(
+            members = await self._command(
                 *("ZREVRANGEBYSCORE", self._all, repr(by), "-inf", "LIMIT", passed, AT_ONCE)
             )
             if not members:
                 return []
             sizes = await each_of(
-                self._run(scripts.SIZE, [self._key_of(tag_in(member))], repr(by))
-                for member in members
+                lambda member: self._run("size", [self._key_of(tag_in(member))], repr(by)), members
             )
             for each in sizes:
                 size += of_kind(int, each) if each is not None else 0
                 passed += size <= most
         asleep = of_kind(int, await self._command("ZCOUNT", self._all, "-inf", repr(by)))
         heavy = max(0, min(asleep - passed, limit + len(held)))
-        oldest = await self._entries(
+        oldest = await self._command(
             *("ZRANGEBYSCORE", self._all, "-inf", repr(by), "LIMIT", 0, heavy)
         )
         held_tags = {tag_of(session_id) for session_id in held}
@@ -197,11 +195,11 @@ class Sleepers(Lists):
     async def sleep(self, *, now: float) -> None:
         by = asleep_by(await self._clock.at(now), self._policy)
         passed = 0
-        while members := await self._entries(
+        while members := await self._command(
             *("ZRANGEBYSCORE", self._all, f"({self._slept_by!r}", repr(by)),
             *("LIMIT", passed, AT_ONCE),
         ):
-            later = await each_of(self._fall_asleep(member, by) for member in members)
+            later = await each_of(lambda member: self._fall_asleep(member, by), members)
             passed += later.count(None)
         self._slept_by = by
 
@@ -218,7 +216,7 @@ class Sleepers(Lists):
     async def _fall_asleep(self, member: bytes, by: float) -> bytes | None:
         """Return the deadline of a session that does not sleep yet. It is looked at again then."""
         key, epoch = self._key_of(tag_in(member)), mint_log_epoch()
-        later = await self._run(scripts.FALL_ASLEEP, [key], epoch, repr(by))
+        later = await self._run("fall_asleep", [key], epoch, repr(by))
         if later is not None:
             await self._command("ZADD", self._all, "XX", later, member)
         return later
@@ -231,9 +229,7 @@ class Sleepers(Lists):
         while waiting and len(evicted) < limit:
             most = min(len(waiting), limit - len(evicted))
             some = [waiting.popleft() for _ in range(most)]
-            done = await each_of(
-                self._leave(member, scripts.EVICT, *args, now=now) for member in some
-            )
+            done = await each_of(lambda member: self._leave(member, "evict", *args, now=now), some)
             evicted += [each[0] for each in done if each is not None and each[0] is not None]
         return evicted
 
@@ -269,7 +265,7 @@ class LivesInRedis(Sleepers):
         # nobody has, which is given up when its deadline has passed.
         for attempt in range(2):
             reached = await self._run(
-                scripts.RESERVE,
+                "reserve",
                 [self._all, owned],
                 member,
                 repr(life.expires_at),
@@ -286,12 +282,10 @@ class LivesInRedis(Sleepers):
         fields = fields_of(session_id, mode, principal, peer, life)
         flat = [part for pair in fields.items() for part in pair]
         epoch = mint_log_epoch()
-        answer = await self._on(session_id, scripts.CREATE, repr(now), epoch, member, *flat)
+        answer = await self._on(session_id, "create", repr(now), epoch, member, *flat)
         pair, is_new = pair_of(answer)
         made, left = pair_of(pair)
         if left is not None:
-            if not is_entry(of_kind(bytes, left)):
-                raise unreadable(left)
             await self._release(left)
         record = self._record(made)
         record.is_new = is_new == 1
@@ -300,8 +294,8 @@ class LivesInRedis(Sleepers):
     @readable
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         now = await self._clock.at(now)
-        known = self._known(session_id)
-        found = await self._on(session_id, scripts.LOAD, repr(now), *known_to_script(known))
+        known = self._sessions.of(session_id)
+        found = await self._on(session_id, "load", repr(now), *known_to_script(known))
         return self._record(found, known) if found is not None else None
 
     @readable
@@ -318,7 +312,7 @@ class LivesInRedis(Sleepers):
         current: CurrentUse | None = None,
     ) -> Admitted | None:
         now = await self._clock.at(now)
-        known = self._known(session_id)
+        known = self._sessions.of(session_id)
         keys = [self._key(session_id)]
         epoch = fencing_epoch if fencing_epoch is not None else ""
         args: list[Value] = [owner_of(principal), repr(now)]
@@ -327,13 +321,13 @@ class LivesInRedis(Sleepers):
         within = NOTHING
         # In a cluster they are two nodes', mostly.
         if current is not None and isinstance(self._link, RedisLink):
-            within, mode, key = self._known(current.session_id), Mode.PROTOCOL, current.key
+            within, mode, key = self._sessions.of(current.session_id), Mode.PROTOCOL, current.key
             keys.append(self._key(current.session_id))
             args += mode.value, idle_deadline(now=now, idle_timeout=self._idle_times[mode])
             args += deadline_of(*_DEADLINES, held=current.held), "", *known_to_script(within)
         if key is not None:
             args += self._of_key(key)
-        answer = await self._run(scripts.ADMIT, keys, *args)
+        answer = await self._run("admit", keys, *args)
         if answer is None:
             return None
         if answer[0] != b"with current":
@@ -391,11 +385,11 @@ class LivesInRedis(Sleepers):
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         now = await self._clock.at(now)
         args = repr(now), *self._deadlines(now)
-        await each_of(self._on(each, scripts.TOUCH, *args) for each in session_ids)
+        await each_of(lambda each: self._on(each, "touch", *args), session_ids)
 
     @readable
     async def end(self, session_id: SessionId) -> SessionRecord | None:
-        member, found, tokens = await self._on(session_id, scripts.END)
+        member, found, tokens = await self._on(session_id, "end")
         if found is None:
             return None
         await self._forget(session_id, member, tokens)
@@ -413,13 +407,13 @@ class LivesInRedis(Sleepers):
         while len(expired) < limit:
             wanted = min(limit - len(expired), AT_ONCE)
             try:
-                members = await self._entries(
+                members = await self._command(
                     "ZRANGEBYSCORE", self._all, "-inf", repr(now), "LIMIT", skipped, wanted
                 )
                 if not members:
                     break
                 done = await each_of(
-                    self._expire(member, held_tags, now, deadlines) for member in members
+                    lambda member: self._expire(member, held_tags, now, deadlines), members
                 )
             except StoreUnavailable:
                 if not expired:
@@ -437,11 +431,11 @@ class LivesInRedis(Sleepers):
     @readable
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
         if principal is None:
-            members = await self._entries("ZRANGE", self._all, 0, -1)
+            members = await self._command("ZRANGE", self._all, 0, -1)
         else:
-            members = await self._entries("SMEMBERS", self._owned(owner_of(principal)))
+            members = await self._command("SMEMBERS", self._owned(owner_of(principal)))
         there = await self._clock.now()
-        records = await each_of(self._listed(member, there) for member in members)
+        records = await each_of(lambda member: self._listed(member, there), members)
         return [record for record in records if record is not None]
 
     @readable
@@ -449,8 +443,7 @@ class LivesInRedis(Sleepers):
         # A scan, as the order of the list changes with each use.
         cursor, found = await self._command("ZSCAN", self._all, after or "0", "COUNT", limit)
         there = await self._clock.now()
-        members: list[bytes] = [each for each in found[::2] if is_entry(each)]
-        records = await each_of(self._listed(member, there) for member in members)
+        records = await each_of(lambda member: self._listed(member, there), found[::2])
         following = decoded(cursor)
         return SessionPage(
             [each for each in records if each is not None], following if following != "0" else None
@@ -458,7 +451,7 @@ class LivesInRedis(Sleepers):
 
     async def _listed(self, member: bytes, there: float) -> SessionRecord | None:
         key = self._key_of(tag_in(member))
-        found = await self._run(scripts.LOAD, [key], "", *known_to_script(NOTHING))
+        found = await self._run("load", [key], "", *known_to_script(NOTHING))
         if found is None:
             if is_old(member, there):
                 await self._release_gone(member, there)
@@ -469,4 +462,4 @@ class LivesInRedis(Sleepers):
         self, member: bytes, held: Collection[str], now: float, deadlines: Sequence[Value]
     ) -> tuple[SessionRecord | None, bool]:
         counts = deadline_of(*_DEADLINES, held=tag_in(member) in held)
-        return await self._leave(member, scripts.EXPIRE, repr(now), counts, *deadlines, now=now)
+        return await self._leave(member, "expire", repr(now), counts, *deadlines, now=now)

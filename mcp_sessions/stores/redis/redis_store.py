@@ -53,7 +53,7 @@ from mcp_sessions.stores.redis.redis_connection import (
 )
 from mcp_sessions.stores.redis.redis_events import EventsInRedis
 from mcp_sessions.stores.redis.redis_sessions import LivesInRedis
-from mcp_sessions.stores.redis.sentinel import SUFFIX, check_sentinel_url
+from mcp_sessions.stores.redis.sentinel import SUFFIX, nodes_of
 
 
 def check_url(url: str) -> None:
@@ -64,31 +64,35 @@ def check_url(url: str) -> None:
             second ``?``, with which stores that are meant to be apart would share a namespace.
     """
     parts = urlsplit(url)
-    scheme = parts.scheme
+    scheme, database = parts.scheme, parts.path.removeprefix("/")
     if "?namespace=" in parts.query:
         raise ConfigurationError(f"a {scheme}:// URL has one ?: write & before namespace=")
-    if scheme.endswith(SUFFIX):
-        check_sentinel_url(url)
-        return
     if scheme == "unix":
-        if len(parts.path) < 2:
+        if not database:
             raise ConfigurationError("a unix:// URL names a socket: unix:///run/redis.sock")
         return
-    if not url.startswith(f"{scheme}://"):
-        raise ConfigurationError(
-            f"a {scheme}:// URL has two slashes and a host: {scheme}://localhost:6379/0"
-        )
+    has_slashes, has_sentinels = url.startswith(f"{scheme}://"), scheme.endswith(SUFFIX)
+    server, service = "localhost:6379", ""
+    if has_sentinels:
+        service, _, database = database.partition("/")
+        server = "host1:26379,host2:26379/service"
     try:
-        _ = parts.port
+        nodes = nodes_of(parts.netloc) if has_sentinels else [parts.port]
     except ValueError as wrong:
         raise ConfigurationError(
-            f"the port in a {scheme}:// URL is a number from 0 to 65535: "
-            f"{scheme}://localhost:6379/0"
+            f"the port in a {scheme}:// URL is a number from 0 to 65535: {scheme}://{server}"
         ) from wrong
-    database = parts.path.removeprefix("/")
+    if has_sentinels and not (has_slashes and service and all(nodes)):
+        raise ConfigurationError(
+            f"a {scheme}:// URL names Sentinels and the service: {scheme}://{server}"
+        )
+    if not has_slashes:
+        raise ConfigurationError(
+            f"a {scheme}:// URL has two slashes and a host: {scheme}://{server}/0"
+        )
     if database and not (database.isascii() and database.isdecimal()):
         raise ConfigurationError(
-            f"the database in a {scheme}:// URL is a number: {scheme}://localhost:6379/0"
+            f"the database in a {scheme}:// URL is a number: {scheme}://{server}/0"
         )
 
 

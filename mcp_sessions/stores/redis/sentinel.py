@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from mcp_sessions.background import watched
-from mcp_sessions.errors import ConfigurationError, StoreRefused, StoreUnavailable
+from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.stores.redis.refusals import unavailable
 
 logger = logging.getLogger(__name__)
@@ -35,37 +35,16 @@ SUFFIX = "+sentinel"
 
 PORT = 26_379
 
-_EXAMPLE = "{}://host1:26379,host2:26379/service"
-
 _OWN = {"sentinel_username": "username", "sentinel_password": "password"}
 """Options for the Sentinels alone."""
 
 
-def check_sentinel_url(url: str) -> None:
-    """Raises:
-    ConfigurationError: It names no Sentinel, no service, or a database by no number.
+def nodes_of(netloc: str) -> list[tuple[str, int] | None]:
+    """Host and port of each Sentinel; None: it has no host.
+
+    Raises:
+        ValueError: A port is none.
     """
-    parts = urlsplit(url)
-    example = _EXAMPLE.format(parts.scheme)
-    service, _, database = parts.path.removeprefix("/").partition("/")
-    try:
-        are_named = url.startswith(f"{parts.scheme}://") and all(_nodes(parts.netloc)) and service
-    except ValueError as wrong:
-        raise ConfigurationError(
-            f"the port in a {parts.scheme}:// URL is a number from 0 to 65535: {example}"
-        ) from wrong
-    if not are_named:
-        raise ConfigurationError(
-            f"a {parts.scheme}:// URL names Sentinels and the service: {example}"
-        )
-    if database and not (database.isascii() and database.isdecimal()):
-        raise ConfigurationError(
-            f"the database in a {parts.scheme}:// URL is a number: {example}/0"
-        )
-
-
-def _nodes(netloc: str) -> list[tuple[str, int] | None]:
-    """Host and port of each Sentinel; None: it has no host."""
     named = (urlsplit(f"//{each}") for each in netloc.rpartition("@")[2].split(","))
     return [(each.hostname, each.port or PORT) if each.hostname else None for each in named]
 
@@ -74,7 +53,7 @@ def sentinel_pool(url: str, timeout: float, **options: Any) -> SentinelConnectio
     """Makes connections to the primary, whichever that is.
 
     Args:
-        url: ``redis+sentinel://`` or ``rediss+sentinel://``; :func:`check_sentinel_url` takes it.
+        url: ``redis+sentinel://`` or ``rediss+sentinel://``, which was checked.
         timeout: Seconds that the Sentinels have together.
         options: Of redis-py.
 
@@ -90,7 +69,7 @@ def sentinel_pool(url: str, timeout: float, **options: Any) -> SentinelConnectio
     plain = urlunsplit((scheme, f"{credentials}{at}", f"/{database}", query, ""))
     of_server: dict[str, Any] = {**parse_url(plain), **options}
     is_tls = of_server.pop("connection_class", None) is not None
-    nodes = [node for node in _nodes(parts.netloc) if node is not None]
+    nodes = [node for node in nodes_of(parts.netloc) if node is not None]
     of_sentinels = {name: value for name, value in of_server.items() if name.startswith("ssl_")}
     of_sentinels |= {_OWN[name]: value for name, value in pairs if name in _OWN}
     sentinels = _Sentinels(

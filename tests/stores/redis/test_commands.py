@@ -18,7 +18,7 @@ async def test_calls_that_are_cancelled_before_they_begin_leave_no_warning() -> 
         begun.append(number)
         return number
 
-    many = asyncio.create_task(each_of(call(number) for number in range(3)))
+    many = asyncio.create_task(each_of(call, range(3)))
     await asyncio.sleep(0)
     many.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -35,12 +35,12 @@ async def test_one_call_that_fails_does_not_stop_the_others() -> None:
             raise StoreUnavailable("away")
         return number
 
-    assert await each_of(call(number) for number in range(3)) == [0, None, 2]
+    assert await each_of(call, range(3)) == [0, None, 2]
 
 
 async def test_calls_that_all_fail_raise() -> None:
-    async def call() -> int:
+    async def call(number: int) -> int:
         raise StoreUnavailable("away")
 
     with pytest.raises(StoreUnavailable):
-        await each_of(call() for _ in range(2))
+        await each_of(call, range(2))

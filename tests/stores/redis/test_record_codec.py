@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sessions.ids import ConnectionId, LogEpoch, SessionId
-from mcp_sessions.stores.records import Peer
 from mcp_sessions.stores.redis.commands import tag_of
 from mcp_sessions.stores.redis.record_codec import (
-    KnownSubscriptions,
-    Peers,
+    NOTHING,
+    KnownFacts,
+    KnownSessions,
     decoded,
     encoded,
     packed,
@@ -60,48 +60,47 @@ def test_a_key_tells_names_apart(one: str, other: str) -> None:
     assert len(tag_of(one)) == 40
 
 
-def test_of_what_clients_said_the_one_used_longest_ago_is_forgotten() -> None:
-    stored = packed(["2025-11-25", {"capabilities": {}}, False])
-    peers = Peers(most=2 * (Peers.COST + len(stored)))
+def facts(uris: int = 0, peer_bytes: int = 0) -> KnownFacts:
+    return KnownFacts(b"1", frozenset(f"a:{each}" for each in range(uris)), (None,), peer_bytes)
+
+
+def test_of_what_is_known_of_sessions_the_one_used_longest_ago_is_forgotten() -> None:
+    """A process that serves for months meets many sessions."""
+    known = KnownSessions(most=2 * (KnownSessions.COST + 100))
     for session_id in (ONE, TWO):
-        peers.learn(session_id, stored)
-    assert peers.known(ONE) is not None
+        known.learn(session_id, facts(peer_bytes=100))
+    assert known.of(ONE) != NOTHING
 
-    assert peers.learn(THREE, stored) == Peer("2025-11-25", {"capabilities": {}}, False)
+    known.learn(THREE, facts(uris=1))
 
-    assert peers.known(TWO) is None
-    assert peers.known(ONE) is not None and peers.known(THREE) is not None
+    assert known.of(TWO) == NOTHING
+    assert known.of(ONE) == facts(peer_bytes=100) and known.of(THREE) == facts(uris=1)
 
 
-def test_that_a_client_said_nothing_is_known_too() -> None:
-    peers = Peers()
-    assert peers.known(ONE) is None
+def test_nothing_is_known_that_alone_is_more_than_the_bound() -> None:
+    known = KnownSessions(most=KnownSessions.COST)
 
-    assert peers.learn(ONE, None) is None
+    known.learn(ONE, facts(uris=1))
+    assert known.of(ONE) == NOTHING
 
-    assert peers.known(ONE) == (None,)
+    known.learn(ONE, facts())
+    known.learn(ONE, facts())
+    assert known.of(ONE) == facts()
 
 
 def test_a_change_is_applied_only_to_the_subscriptions_that_it_changed() -> None:
     """Another process may have changed them in between: then they are read again."""
-    kept = KnownSubscriptions()
-    kept.learn(ONE, b"1", [b"a:1", b"a:2"])
+    known = KnownSessions()
+    known.learn(ONE, facts(uris=2))
 
-    kept.changed(ONE, b"1", b"2", with_one="a:3", without="a:1")
-    assert kept.known(ONE) == (b"2", {"a:2", "a:3"})
-    kept.changed(ONE, b"another", b"4", with_one="a:4")
+    known.changed(ONE, b"1", b"2", with_one="a:3", without="a:1")
+    assert known.of(ONE)[:3] == (b"2", {"a:0", "a:3"}, (None,))
+    known.changed(ONE, b"another", b"4", with_one="a:4")
+    assert known.of(ONE).change == b"2"
 
-    assert kept.known(ONE) == (b"2", {"a:2", "a:3"})
-
-
-def test_the_subscriptions_that_are_kept_have_a_bound() -> None:
-    kept = KnownSubscriptions(most=3)
-    kept.learn(ONE, b"1", [b"a:1", b"a:2"])
-
-    kept.learn(TWO, b"1", [b"b:1", b"b:2"])
-
-    assert kept.known(ONE)[1] == frozenset()
-    assert kept.known(TWO)[1] == {"b:1", "b:2"}
+    # They were lost, and this is the first one again.
+    known.changed(ONE, None, b"5", with_one="a:5")
+    assert known.of(ONE)[:3] == (b"5", {"a:5"}, (None,))
 
 
 @pytest.mark.parametrize("payload", [b"{}", b'{"a":"line\\n"}', b"\n \n"])

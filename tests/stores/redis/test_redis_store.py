@@ -36,7 +36,6 @@ from mcp_sessions.stores.record_changes import SetFilter
 from mcp_sessions.stores.records import Attachment, Peer
 from mcp_sessions.stores.redis import lists
 from mcp_sessions.stores.redis.lists import MARGIN
-from mcp_sessions.stores.redis.record_codec import KnownSubscriptions, Peers
 from mcp_sessions.stores.redis.redis_store import RedisStore
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions.testing.parts import subscribers_of
@@ -358,25 +357,6 @@ async def test_the_first_event_of_a_stream_costs_the_same_however_many_others_ar
             assert server.executed(name) - count <= most, name
 
 
-async def test_streams_that_an_older_version_left_give_back_their_room_too() -> None:
-    """It kept no list of them."""
-    async with opened(max_age=50) as store:
-        of = await new(store, Mode.TRANSPORT)
-        for number in range(60):
-            stream = StreamName(f"post-{number}")
-            await store.append(of, Draft(b"x"), now=NOW, stream=stream)
-        key = store_key(store, of)
-        await asked(store, "DEL", f"{key}:r")
-        await asked(store, "HDEL", key, "listed")
-
-        for number in range(60, 66):
-            stream = StreamName(f"post-{number}")
-            await store.append(of, Draft(b"x"), now=NOW + 51, stream=stream)
-
-        kept = {each.rpartition(":e:")[2] for each in await keys_of(store) if ":e:post" in each}
-        assert kept == {f"post-{number}" for number in range(60, 66)}
-
-
 @pytest.mark.parametrize("broken", ["of another kind", "without a deadline", "no record"])
 async def test_a_session_that_cannot_be_read_stops_no_round_for_the_others(
     broken: str, caplog: pytest.LogCaptureFixture
@@ -627,40 +607,16 @@ async def test_a_request_is_not_notified_again_what_its_client_said_of_itself(
             assert notified == [each is other, *(False for _ in answers[1:])]
 
 
-def test_what_is_known_of_clients_is_bounded() -> None:
-    """A process that serves for months meets many sessions; those used last are known."""
-    peers = Peers(most=3 * (Peers.COST + 100))
-    stored = orjson.dumps(["2025-11-25", None, False]).ljust(100)
-    for name in "abc":
-        peers.learn(SessionId(name), stored)
-    peers.known(SessionId("a"))
-    peers.learn(SessionId("d"), stored)
-    assert [name for name in "abcd" if peers.known(SessionId(name))] == ["a", "c", "d"]
-    peers.learn(SessionId("large"), stored.ljust(10_000))
-    assert not [name for name in (*"abcd", "large") if peers.known(SessionId(name))]
-    peers.learn(SessionId("none"), None)
-    assert peers.known(SessionId("none")) == (None,)
-    peers.forget(SessionId("none"))
-    assert peers.known(SessionId("none")) is None
-
-
-@pytest.mark.parametrize("counted", [None, "0", "99"], ids=["not", "too little", "too much"])
-async def test_subscriptions_that_an_older_version_made_count_too(counted: str | None) -> None:
-    """It kept no count of their bytes, and one next to us may change them without it."""
+async def test_the_bytes_of_subscriptions_are_counted() -> None:
     async with opened(max_subscription_bytes=100) as store:
         of = await new(store)
-        for uri in ("a" * 40, "b" * 40):
+        for uri in ("a" * 40, "b" * 40, "a" * 40):
             await store.subscribe(of, uri)
-        key = store_key(store, of)
-        if counted is None:
-            await asked(store, "HDEL", key, "ub")
-        else:
-            await asked(store, "HSET", key, "ub", counted)
-
         assert await store.subscribe(of, "c" * 20)
-        if counted != "0":
-            with pytest.raises(LimitReached):
-                await store.subscribe(of, "d")
+        with pytest.raises(LimitReached):
+            await store.subscribe(of, "d")
+        await store.unsubscribe(of, "c" * 20)
+        assert await store.subscribe(of, "d" * 20)
         assert await store.change(of, SetFilter(frozenset({"a" * 99}), frozenset()))
         assert await store.subscribe(of, "d")
         with pytest.raises(LimitReached):
@@ -672,17 +628,6 @@ async def admitted(store: RedisStore, session_id: SessionId) -> frozenset[str]:
     admitted = await store.admit(session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW)
     assert admitted is not None
     return admitted.record.client.subscriptions
-
-
-def test_what_is_known_of_subscriptions_is_bounded() -> None:
-    known = KnownSubscriptions(most=10)
-    for number in range(100):
-        uris = [b"%d" % each for each in range(number % 4)]
-        assert len(known.learn(SessionId(f"{number}"), b"change", uris)) == number % 4
-        kept = sum(len(known.known(SessionId(f"{each}"))[1]) for each in range(100))
-        assert kept <= 10
-    assert known.known(SessionId("99")) == (b"change", frozenset({"0", "1", "2"}))
-    assert known.known(SessionId("1"))[0] != b"change"
 
 
 async def test_a_server_that_forgot_the_scripts_is_sent_them_again() -> None:

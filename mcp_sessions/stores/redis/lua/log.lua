@@ -35,6 +35,13 @@ local function new_log(stream, epoch)
     }
 end
 
+-- Empties a log.
+local function renew(log)
+    redis.call('UNLINK', log.events, log.by_key)
+    save(log)
+    return log
+end
+
 -- A log from its counters; nil: they are none of ours.
 local function read_log(stream, packed)
     local known, own, head, floor, evicted, count, bytes, first, first_at = string.match(packed,
@@ -62,7 +69,7 @@ local function open_log(stream, epoch, ends)
     if is_whole and known == log.incarnation then
         return log
     end
-    -- Attachments may have been lost with the events: see attach.lua.
+    -- Attachments may have been lost with the events: see attach in events.lua.
     redis.call('HSET', base, 'lost', '1')
     if is_whole and stream == 'events' and ends == math.huge then
         -- An ACP agent's session: what is left of its log is kept.
@@ -70,10 +77,17 @@ local function open_log(stream, epoch, ends)
         save(log)
         return log
     end
-    log = new_log(stream, epoch)
-    redis.call('UNLINK', log.events, log.by_key)
-    save(log)
-    return log
+    return renew(new_log(stream, epoch))
+end
+
+local function is_response(stream)
+    return stream ~= 'events' and stream ~= 'get'
+end
+
+local function drop_stream(stream)
+    redis.call('HDEL', base, 'l:' .. stream)
+    redis.call('ZREM', base .. ':r', stream)
+    redis.call('UNLINK', base .. ':e:' .. stream, base .. ':k:' .. stream)
 end
 
 local function open_or_make_log(stream, epoch, ends)
@@ -148,16 +162,29 @@ local function evict(log, now, window)
     end
 end
 
-local function window_of(log, ends, events, bytes, age)
+-- Of a script that takes the moment: see events.lua.
+local function window_of(log, ends)
     if log.stream == 'events' and ends == math.huge then
         return { events = math.huge, bytes = math.huge, age = math.huge }
     end
-    return { events = tonumber(events), bytes = tonumber(bytes), age = tonumber(age) }
+    return { events = tonumber(ARGV[3]), bytes = tonumber(ARGV[4]), age = tonumber(ARGV[5]) }
+end
+
+-- What a GET stream carries of a session: the fencing epoch, and epoch and number of the last event
+-- that is there. Nothing: it does not carry it.
+local function carried(origin)
+    local fence, epoch, number = string.match(
+        redis.call('HGET', base .. ':c', origin) or '', '^(%d+) (%d+) (%d+)$')
+    return tonumber(fence), epoch, tonumber(number)
 end
 
 -- Takes one session's events off a connection's stream. They stand in their own log: the floor
 -- stays.
-local function drop_origin(log, origin)
+local function drop_origin(stream, origin, epoch, ends)
+    local log = open_log(stream, epoch, ends)
+    if not log then
+        return
+    end
     for _, entry in ipairs(redis.call('XRANGE', log.events, '-', '+')) do
         if members_of(entry).o == origin then
             forget(log, entry)
@@ -264,10 +291,12 @@ local function page(log, number, limit, size)
     return found
 end
 
--- The entries after a position, or nil and the reason. `reason`: why the position is none.
+-- The entries after a position, or nil and the reason. From `at` on, ARGV has why the position is
+-- none, its epoch and its number.
 -- `limit`: of a page, or '' for all of them.
-local function since(log, now, window, reason, epoch, number, limit, size)
-    evict(log, now, window)
+local function since(log, ends, at, limit, size)
+    local reason, epoch, number = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
+    evict(log, tonumber(ARGV[1]), window_of(log, ends))
     save(log)
     if reason ~= '' then
         return nil, reason
@@ -276,7 +305,6 @@ local function since(log, now, window, reason, epoch, number, limit, size)
     if epoch ~= log.epoch then
         return nil, epoch > log.epoch and 'unknown_position' or 'log_replaced'
     end
-    number = tonumber(number)
     if number > log.head then
         return nil, 'ahead'
     end

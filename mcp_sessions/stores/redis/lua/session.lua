@@ -36,6 +36,11 @@ local function has_come(deadline, moment)
     return seconds(deadline) <= seconds(moment)
 end
 
+-- Whether sessions of a mode are named on the wire.
+local function is_named(mode)
+    return mode == 'transport' or mode == 'protocol'
+end
+
 -- The deadline that ARGV has for a mode. From a place on, it has each mode and its deadline.
 local function deadline_for(mode, at)
     for i = at, #ARGV, 2 do
@@ -76,17 +81,23 @@ local function whole_record()
     return found
 end
 
+-- The names of its streams.
+local function streams()
+    local names = {}
+    for _, field in ipairs(redis.call('HKEYS', base)) do
+        names[#names + 1] = string.match(field, '^l:(.*)$')
+    end
+    return names
+end
+
 local function keys()
     local all = { base }
     for _, suffix in ipairs({ ':u', ':s', ':c', ':d', ':q', ':qf', ':qa', ':r' }) do
         all[#all + 1] = base .. suffix
     end
-    for _, field in ipairs(redis.call('HKEYS', base)) do
-        if string.sub(field, 1, 2) == 'l:' then
-            local stream = string.sub(field, 3)
-            all[#all + 1] = base .. ':e:' .. stream
-            all[#all + 1] = base .. ':k:' .. stream
-        end
+    for _, stream in ipairs(streams()) do
+        all[#all + 1] = base .. ':e:' .. stream
+        all[#all + 1] = base .. ':k:' .. stream
     end
     return all
 end
@@ -99,6 +110,13 @@ local function delete()
     for first = 1, #all, CHUNK do
         redis.call('UNLINK', unpack(all, first, math.min(first + CHUNK - 1, #all)))
     end
+end
+
+-- The session ends: its record with its story, and the tokens of its subscriptions.
+local function leave()
+    local found, tokens = whole_record(), redis.call('HGETALL', base .. ':u')
+    delete()
+    return { 'over', found, tokens }
 end
 
 -- A key that was just made goes when its session goes.
@@ -127,4 +145,19 @@ local function move_deadline(now, deadline, ends)
         end
     end
     return exact(expires)
+end
+
+-- The answer of each session that KEYS names. What the other parts of a script do is on that one
+-- meanwhile. If another program damaged it, `or_else` is called, and the answer is 'broken'.
+local function of_each(answer, or_else)
+    local answers = {}
+    for at, name in ipairs(KEYS) do
+        base = name
+        local succeeded, found = pcall(answer)
+        if not succeeded and or_else then
+            or_else()
+        end
+        answers[at] = succeeded and found or not succeeded and 'broken'
+    end
+    return answers
 end
