@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.core.conversation_keys import Rule
 from mcp_sessions.core.host_keys import place_of
-from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.foundations import (
     Outside,
@@ -31,9 +29,6 @@ from mcp_sessions.serve.lifespan import Lifespan, Preparation
 from mcp_sessions.serve.sealing_key_file import key_path_of
 from mcp_sessions.server.cluster.child_host import ChildHost
 from mcp_sessions.server.cluster.fleet import Fleet
-from mcp_sessions.server.cluster.relay import RequestRelay
-from mcp_sessions.server.cluster.replica import Replica
-from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.admin import Sessions
 from mcp_sessions.server.dispatch.capabilities import advertise
@@ -61,7 +56,6 @@ from mcp_sessions.server.dispatch.stages.task_tools import TaskTools
 from mcp_sessions.server.dispatch.stages.tasks import TaskCalls, TaskMethods
 from mcp_sessions.server.reporting.audit import Audit
 from mcp_sessions.server.reporting.store_watch import StoreWatch
-from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.long_calls import LongSilences
 from mcp_sessions.server.requests.outbound import Ways
 from mcp_sessions.server.requests.outcome import Outcomes
@@ -103,39 +97,43 @@ class Assembly:
         conversations = settings.conversations
         self.clock = clock
         self.eras: Eras = settings.eras
-        # Each room is made of those before it.
+        # Each part is made of those before it.
         self.shell, self.rules, declared = wrapped(
             server, remembers=store is not None, eras=settings.eras
         )
         self.authentication, needed = admitting(server, settings.authentication(), self.shell)
-        security = (settings.security or SessionSecurity.default()).bound_to(self.shell.name)
-        self.security = security
-        visibility = visibility_of(settings.hidden, security, needed=needed)
-        replica = replica_of(store, policy, security, encrypts=settings.encrypt_store, clock=clock)
+        self.security = (settings.security or SessionSecurity.default()).bound_to(self.shell.name)
+        self._visibility = visibility_of(settings.hidden, self.security, needed=needed)
+        self._replica = replica = replica_of(
+            store, policy, self.security, encrypts=settings.encrypt_store, clock=clock
+        )
         self.store, self.bus, self.policy = replica.store, replica.bus, replica.policy
         self.remembers = self.store.remembers
         if conversations is not None:
-            _check_conversations(self.store, security)
+            _check_conversations(self.store, self.security)
         if tasks is not None and not self.remembers:
             raise ConfigurationError(
                 "tasks need a store: make the layer with one instead of store=None"
             )
 
         self._request_keys = _places_of(settings.request_keys, remembers=self.remembers)
-        outside = Outside.make(server, replica, self.shell, declared=declared, eras=settings.eras)
+        self._outside = outside = Outside.make(
+            server, replica, self.shell, declared=declared, eras=settings.eras
+        )
         self.external = outside.external
         """The wrapped server if it is outside of this process."""
 
         self.upstream: Upstream = self.shell if outside.external is None else outside.external
 
-        delivery = delivery_of(replica, visibility, relay=outside.relay, rounds=outside.rounds)
+        self._delivery = delivery = delivery_of(
+            replica, self._visibility, relay=outside.relay, rounds=outside.rounds
+        )
         self.connections, self.attachments = delivery.connections, delivery.attachments
         self.publisher, self.broadcaster = delivery.publisher, delivery.broadcaster
         self.questions = delivery.questions
-        self.sealed = sealed = SealedState(self.store, security, clock)
-        outcomes = Outcomes(replica, delivery.pending_writes, stamp=sealed.stamp)
+        self.sealed = SealedState(self.store, self.security, clock)
         self.runner = runner = RequestRunner(
-            outcomes,
+            Outcomes(replica, delivery.pending_writes, stamp=self.sealed.stamp),
             delivery.questions,
             self.policy,
             process=replica.process,
@@ -149,147 +147,111 @@ class Assembly:
             held=runner.held,
             listed=self.upstream.listed,
         )
-        self._audit = audit = Audit(
-            security,
+        self._audit = Audit(
+            self.security,
             replica.process,
             runner.shared.names,
             names_keys=settings.audit_key_names,
         )
         self._store_watch = StoreWatch(self.store, clock)
         self._gauges = Gauges(replica, delivery, runner, self._store_watch)
-        self.lifecycle = self._lifecycle(replica, delivery, audit, conversations)
-        self.sessions = Sessions(self.store, clock, self.lifecycle.finish)
-        self.conversations = self._bound(conversations, replica, visibility)
-        dispatch = self._dispatch(replica, delivery, visibility, audit=audit, relay=outside.relay)
-        self.router, self.listening = dispatch.router, dispatch.listening
-        self.joint_admissions = dispatch.joint_admissions
-        self._serve(replica, delivery, dispatch, outside)
-
-    def _lifecycle(
-        self,
-        replica: Replica,
-        delivery: Delivery,
-        audit: Audit,
-        conversations: Conversations | None,
-    ) -> Lifecycle:
-        return Lifecycle(
+        self.lifecycle = Lifecycle(
             replica,
             delivery,
-            self.runner,
+            runner,
             sealed=self.sealed,
-            history=History(replica, audit),
+            history=History(replica, self._audit),
             session_ended=self.upstream.session_ended,
             binds=conversations is not None,
             measure=self._gauges.measure,
         )
+        self.sessions = Sessions(self.store, clock, self.lifecycle.finish)
+        self.conversations = self._bound(conversations) if conversations is not None else None
+        self._dispatch()
+        self._serve()
 
-    def _bound(
-        self, conversations: Conversations | None, replica: Replica, visibility: Visibility
-    ) -> ConversationSessions | None:
-        if conversations is None:
-            return None
+    def _bound(self, conversations: Conversations) -> ConversationSessions:
         argument = None
         if conversations.handle:
             argument = HandleArgument(sorted(set(conversations.handle)), conversations.handle_name)
         return ConversationSessions(
             conversations,
-            replica,
+            self._replica,
             self.lifecycle,
             security=self.security,
             argument=argument,
             held=self.runner.held,
-            visibility=visibility,
+            visibility=self._visibility,
         )
 
-    def _dispatch(
-        self,
-        replica: Replica,
-        delivery: Delivery,
-        visibility: Visibility,
-        *,
-        audit: Audit,
-        relay: RequestRelay,
-    ) -> _Dispatch:
-        runner, sealed = self.runner, self.sealed
+    def _dispatch(self) -> None:
+        replica, delivery, runner = self._replica, self._delivery, self.runner
         add_capabilities = partial(advertise, policy=self.policy, remembers=self.remembers)
-        peers = UpstreamPeers(
+        self._peers = peers = UpstreamPeers(
             replica,
             self.upstream,
             runner,
             ways=Ways(self.store, delivery),
-            visibility=visibility,
+            visibility=self._visibility,
             advertise=partial(add_capabilities, tasks=runner.tasks is not None),
         )
-        association = Association(replica, delivery, runner, sealed=sealed)
-        keys = Idempotency(replica, runner, association, sealed=sealed, relay=relay)
-        stages = self._stages(
-            replica, delivery, peers, keys=keys, audit=audit, visibility=visibility
+        association = Association(replica, delivery, runner, sealed=self.sealed)
+        keys = Idempotency(
+            replica, runner, association, sealed=self.sealed, relay=self._outside.relay
         )
-        router = Router(
+        self._joining = keys.joining
+        self.router = Router(
             replica,
             runner,
-            stages,
+            self._stages(keys),
             joining=keys.joining,
             questions=delivery.remote_questions,
             peers=peers,
             advertise=add_capabilities,
-            visibility=visibility,
+            visibility=self._visibility,
         )
-        listening = Listening(
+        self.listening = Listening(
             replica,
-            router,
+            self.router,
             peers,
             attachments=delivery.attachments,
             runner=runner,
-            sealed=sealed,
-            visibility=visibility,
+            sealed=self.sealed,
+            visibility=self._visibility,
         )
-        joint = None
         # One step would record no key of a host's.
-        if self.store.exchange is not None and not self._request_keys:
-            joint = JointAdmissions(delivery.connections, runner, keys)
-        return _Dispatch(
-            router=router,
-            listening=listening,
-            peers=peers,
-            joining=keys.joining,
-            joint_admissions=joint,
+        is_joint = self.store.exchange is not None and not self._request_keys
+        self.joint_admissions = (
+            JointAdmissions(delivery.connections, runner, keys) if is_joint else None
         )
 
-    def _stages(
-        self,
-        replica: Replica,
-        delivery: Delivery,
-        peers: UpstreamPeers,
-        *,
-        keys: Idempotency,
-        audit: Audit,
-        visibility: Visibility,
-    ) -> Stages:
-        association, conversations, sealed = keys.association, self.conversations, self.sealed
-        methods = SessionMethods(
-            replica, self.attachments, self.lifecycle, held=self.runner.held, sealed=sealed
-        )
-        session = HandlerSession(
-            replica,
-            delivery,
-            attach=association.attach_if_free,
-            check_token=sealed.check_state,
-            visibility=visibility,
-        )
+    def _stages(self, keys: Idempotency) -> Stages:
+        conversations, tasks, sealed = self.conversations, self.runner.tasks, self.sealed
         argument = conversations.argument if conversations is not None else None
-        handles, tasks = None, self.runner.tasks
+        handles = None
         if conversations is not None and argument is not None:
             handles = (
-                LearnedTools(argument, conversations, peers),
+                LearnedTools(argument, conversations, self._peers),
                 HandleTools(argument, conversations),
             )
         return Stages(
-            audited=Audited(audit),
-            methods=methods,
-            association=association,
-            session=session,
-            serving=peers,
+            audited=Audited(self._audit),
+            methods=SessionMethods(
+                self._replica,
+                self.attachments,
+                self.lifecycle,
+                held=self.runner.held,
+                sealed=sealed,
+            ),
+            association=keys.association,
+            session=HandlerSession(
+                self._replica,
+                self._delivery,
+                attach=keys.association.attach_if_free,
+                check_token=sealed.check_state,
+                visibility=self._visibility,
+            ),
+            serving=self._peers,
             features=Features(
                 idempotency=keys if self.remembers else None,
                 conversation=ConversationStage(conversations)
@@ -309,21 +271,14 @@ class Assembly:
             ),
         )
 
-    def _serve(
-        self,
-        replica: Replica,
-        delivery: Delivery,
-        dispatch: _Dispatch,
-        outside: Outside,
-    ) -> None:
-        runner, children = self.runner, self._child_host(dispatch, outside)
-        streams = ClusterStreams(
-            replica, self.connections, self.transport_sessions, calls=runner.calls
-        )
+    def _serve(self) -> None:
+        replica, delivery, runner = self._replica, self._delivery, self.runner
+        children = self._child_host()
         self.availability = availability = Availability()
+        processes = self.external.children if self.external is not None else None
         own = OwnFacts(
             replica, self.connections, runner, availability, self.shell.name, self._gauges.read,
-            self.external.children if self.external is not None else None,
+            processes,
         )  # fmt: skip
         self.fleet = Fleet(replica.bus, own.read)
         handlers = ClusterHandlers(
@@ -331,12 +286,14 @@ class Assembly:
             delivery,
             runner,
             relayed=RelayedRequests(
-                relay=outside.relay,
-                joining=dispatch.joining,
+                relay=self._outside.relay,
+                joining=self._joining,
                 children=children,
                 questions=delivery.remote_questions,
             ),
-            streams=streams,
+            streams=ClusterStreams(
+                replica, self.connections, self.transport_sessions, calls=runner.calls
+            ),
             fleet=self.fleet,
             forget=self.lifecycle.forget_here,
             publish=self.upstream.echo,
@@ -355,8 +312,8 @@ class Assembly:
             child_host=children,
         )
         self.fleet.acts["drain"] = lambda _: draining.drain(DEFAULT_GRACE)
-        if self.external is not None:
-            self.fleet.acts["stop"] = self.external.children.stop_process
+        if processes is not None:
+            self.fleet.acts["stop"] = processes.stop_process
         argument = self.conversations.argument if self.conversations is not None else None
         self.lifespan = Lifespan(
             replica,
@@ -372,7 +329,8 @@ class Assembly:
             tasks=runner.tasks,
         )
 
-    def _child_host(self, dispatch: _Dispatch, outside: Outside) -> ChildHost | None:
+    def _child_host(self) -> ChildHost | None:
+        outside = self._outside
         if outside.remote_children is None or (self.external is None and outside.rounds is None):
             return None
         return ChildHost(
@@ -381,7 +339,7 @@ class Assembly:
             outside.remote_children,
             upstream=self.external,
             rounds=outside.rounds,
-            way_to=dispatch.peers.way_to,
+            way_to=self._peers.way_to,
             ask_there=self.questions.ask_there,
         )
 
@@ -431,12 +389,3 @@ def _check_conversations(store: SessionStore, security: SessionSecurity) -> None
             "the sessions of conversations outlive this process, but the keys by which they are "
             "found do not: set MCP_SESSIONS_KEYS"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Dispatch:
-    router: Router
-    listening: Listening
-    peers: UpstreamPeers
-    joining: Joining
-    joint_admissions: JointAdmissions | None

@@ -20,16 +20,11 @@ def add_options(group: Options) -> None:
     group.add("--no-auth", "let every client on the network call every tool")
     group.add("--api-keys FILE", "each client needs a key of FILE, or a token")
     group.add("--auth PROVIDER", "users sign in at github, google, azure, oidc ...")
-    group.add("--allow WHO", "'*@example.com', login:NAME or group:NAME *", action="append")
+    group.add("--allow WHO", "'*@example.com', login:NAME or group:NAME *")
     group.add("--auth-issuer URL", "accept tokens of this authorization server")
     group.add("--auth-audience URL", "URL of this server in these tokens")
-    group.add("--auth-introspect URL", "ask the authorization server about tokens", is_listed=False)
-    group.add(
-        "--auth-scope SCOPE",
-        "each key or token needs this scope *",
-        action="append",
-        is_listed=False,
-    )
+    group.add_rare("--auth-introspect URL", "ask the authorization server about tokens")
+    group.add_rare("--auth-scope SCOPE", "each key or token needs this scope *")
 
 
 def access_given(options: argparse.Namespace) -> Access:
@@ -38,15 +33,8 @@ def access_given(options: argparse.Namespace) -> Access:
     Raises:
         ConfigurationError: They do not go together.
     """
-    return Access(
-        api_keys=options.api_keys,
-        auth=options.auth,
-        allow=options.allow or (),
-        auth_issuer=options.auth_issuer,
-        auth_audience=options.auth_audience,
-        auth_introspect=options.auth_introspect,
-        auth_scope=options.auth_scope or (),
-    )
+    given = {name: getattr(options, name) for name in Access.__dataclass_fields__}
+    return Access(**{name: value for name, value in given.items() if value is not None})
 
 
 def check_options(options: argparse.Namespace) -> None:

@@ -115,7 +115,7 @@ def make_parser() -> types.OneLineParser:
     agent = parser.group("agent")
     agent.add("--agent TARGET", "an agent, or an AcpSessionLayer", dest="target", required=True)
     agent.add("--store URL", f"store: sqlite:///conversations.db ({DEFAULT_STORE})")
-    agent.add("--encrypt-store", "encrypt conversations in the store", default=None)
+    agent.add("--encrypt-store", "encrypt conversations in the store")
     agent.add("--connect-timeout TIME", "time for an MCP server to be ready (10s)", types.seconds)
     agent.add("--forget-after TIME", "delete conversations unused so long (never)", types.seconds)
     types.add_log_options(parser.group("log"), level="warning")

@@ -69,28 +69,29 @@ class Options:
     _add_argument: Callable[..., argparse.Action]
 
     def add(
-        self,
-        option: str,
-        what: str,
-        kind: Callable[[str], object] | None = None,
-        *,
-        is_listed: bool = True,
-        **settings: Any,
+        self, option: str, what: str, kind: Callable[[str], object] | None = None, **settings: Any
     ) -> None:
-        """Add an option.
+        """Add an option. Without it, and without a default, its value is None.
 
         Args:
             option: As the help shows it: ``--port PORT``. Without a value it is a flag.
-            what: Its line in the help.
+            what: Its line in the help. With a star at the end it may be given several times.
             kind: Reads the value. None: it is text.
-            is_listed: The help has it. The documentation has each option.
         """
         name, _, value = option.partition(" ")
         if value:
             settings |= {"metavar": value, "type": kind}
         else:
-            settings["action"] = "store_true"
-        self._add_argument(name, help=what if is_listed else Unlisted(what), **settings)
+            settings |= {"action": "store_true", "default": None}
+        if what.endswith("*"):
+            settings["action"] = "append"
+        self._add_argument(name, help=what, **settings)
+
+    def add_rare(
+        self, option: str, what: str, kind: Callable[[str], object] | None = None, **settings: Any
+    ) -> None:
+        """Add an option that the help leaves out. The documentation has it."""
+        self.add(option, Unlisted(what), kind, **settings)
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -144,6 +145,20 @@ class OneLineParser(argparse.ArgumentParser):
 
     def group(self, title: str) -> Options:
         return Options(self.add_argument_group(title).add_argument)
+
+    def sub_commands(self, *names: str, notes: str) -> Callable[[str, str, str], Any]:
+        """Return what adds a sub-command: its name, what it does, and an example."""
+        commands = self.add_subparsers(dest="what", required=True, metavar="|".join(names))
+
+        def add(name: str, what: str, example: str) -> OneLineParser:
+            described = f"{what.capitalize()}."
+            made = commands.add_parser(
+                name, help=what, description=described, examples=(example,), notes=notes
+            )
+            made.set_defaults(parser=made)
+            return made
+
+        return add
 
     def shown_options(self) -> list[argparse.Action]:
         return [

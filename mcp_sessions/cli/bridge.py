@@ -52,7 +52,7 @@ async def _bridge(options: argparse.Namespace) -> int:
         from mcp_sessions_transports.stdio.stdio_server import standard_streams
 
     policy = ReconnectPolicy(max_message=options.max_message)
-    dial = dial_with(headers=types.once(options.header), policy=policy)
+    dial = dial_with(headers=types.once(options.header or ()), policy=policy)
     dialers = [dial(url) for url in options.url]
     slot = None
     if options.jar is not None:
@@ -88,14 +88,6 @@ def _url(text: str) -> str:
     return text
 
 
-def _header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not colon or not name.strip() or not text.isprintable():
-        # The error leaves out the text: it may be a credential.
-        raise argparse.ArgumentTypeError("must be 'Name: value'")
-    return name.strip(), value.strip()
-
-
 def make_parser() -> types.OneLineParser:
     parser = types.OneLineParser(
         prog="mcp-sessions bridge",
@@ -120,10 +112,8 @@ def make_parser() -> types.OneLineParser:
     messages = parser.group("messages")
     messages.add(
         "--header 'NAME: VALUE'",
-        "send this header with every request *",
-        _header,
-        action="append",
-        default=[],
+        "send this header; ${NAME} is a variable *",
+        types.header,
     )
     messages.add(
         "--max-message BYTES",

@@ -30,9 +30,9 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, SessionsError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.layer import SessionLayer
 from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.sealing_key_file import checked_key_file
 from mcp_sessions.serve.tls import certificate_of
 from mcp_sessions.server.upstream.external.children import Tried
@@ -40,7 +40,6 @@ from mcp_sessions.server.upstream.external.starts import why_not
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.server.upstream.sdk.http_application import allowing
 from mcp_sessions.stdio_server import StdioServer
-from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.encrypted import EncryptedStore, check_sealing_keys
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.operator import look
@@ -52,17 +51,12 @@ _WIDTH = 12
 @dataclass(frozen=True, slots=True)
 class CheckedEndpoint:
     path: str
-    store: SessionStore
+    layer: SessionLayer | Assembly
     store_name: str
     """Name of the store as the start would print it."""
 
-    policy: SessionPolicy
-    security: SessionSecurity
     external: ExternalServer | None
     """None: the server is an object of this process."""
-
-    authenticates: bool
-    """Whether each request needs a credential."""
 
     guards: Callable[[], Guards]
     """Those of an HTTP endpoint, which is made when they are asked for."""
@@ -187,7 +181,8 @@ def _say_access(
         return
     try:
         report.say(
-            "access", access_of(options, authenticates=all(each.authenticates for each in served))
+            "access",
+            access_of(options, authenticates=all(each.layer.authenticates for each in served)),
         )
     except ConfigurationError as failed:
         report.wrong("access", failed)
@@ -208,7 +203,7 @@ async def _reach_all(
 ) -> None:
     await _say_issuer(report, options)
     if served:
-        _say_limits(report, served[0].policy)
+        _say_limits(report, served[0].layer.policy)
     total = 0
     tries = [asyncio.create_task(_start(each)) for each in served]
     try:
@@ -252,7 +247,7 @@ def _say_limits(report: Report, policy: SessionPolicy) -> None:
 
 
 async def _say_store(report: Report, options: argparse.Namespace, served: CheckedEndpoint) -> None:
-    store = served.store
+    store, layer = served.layer.store, served.layer
     encrypts = isinstance(store, EncryptedStore)
     if isinstance(store, EncryptedStore):
         store = store.inner
@@ -260,7 +255,7 @@ async def _say_store(report: Report, options: argparse.Namespace, served: Checke
         report.wrong("store", f"{served.store_name} cannot be shared: --workers needs redis://...")
         return
     try:
-        found = await look(store, served.policy)
+        found = await look(store, layer.policy)
         report.say("store", f"{served.store_name}: {found.state}")
         if found.round_trip is not None:
             report.say("round trip", f"{found.round_trip * 1000:.2f} ms")
@@ -268,7 +263,7 @@ async def _say_store(report: Report, options: argparse.Namespace, served: Checke
             report.say("engine", one_line(f"{found.facts.engine}, {found.facts.durability}"))
             for loss in found.facts.loses:
                 report.say("loses", one_line(loss))
-        security = checked_key_file(store, served.security)
+        security = checked_key_file(store, layer.security)
         check_sealing_keys(
             store, found.sealed_by, security.stored_values.key_ids if encrypts else None
         )
@@ -284,7 +279,7 @@ async def _start(served: CheckedEndpoint) -> Tried | UpstreamError | None:
     """
     if served.external is None:
         return None
-    settings = LayerSettings(store=MemoryStore(), policy=served.policy)
+    settings = LayerSettings(store=MemoryStore(), policy=served.layer.policy)
     alone = Assembly(served.external, settings, clock=time.time)
     if alone.external is None:
         raise AssertionError("it wraps one")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,8 +22,6 @@ TOKEN = "CONFORMANCE_TOKEN"
 OTHER_TOKEN = "CONFORMANCE_OTHER_TOKEN"
 WEAK_TOKEN = "CONFORMANCE_WEAK_TOKEN"
 NOT_CONFORMANT = 1
-INTERRUPTED = 130
-TERMINATED = 143
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,23 +50,12 @@ def main(arguments: Sequence[str]) -> int:
         # A run takes a minute. An unwritable file is found before it.
         _write(out, "", mode="a")
     kept: list[entry.Tested] = []
-    # Both signals end the run in order, so that its results so far are written.
-    ended_by: list[int] = []
-
-    def terminated(number: int, frame: object) -> None:
-        ended_by.append(number)
-        signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGTERM, terminated)
-    # A shell's background job is started with SIGINT ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    status = NOT_CONFORMANT
     try:
         if options.client:
             tested = asyncio.run(
                 entry.test_client(
                     options.client,
-                    only=options.only,
+                    only=options.only or (),
                     wait=options.timeout,
                     progress=show_progress,
                     keep=kept.append,
@@ -79,10 +65,10 @@ def main(arguments: Sequence[str]) -> int:
             tested = asyncio.run(
                 entry.test_server(
                     options.targets,
-                    suites=options.suite,
-                    transports=options.transport,
-                    eras=options.era,
-                    only=options.only,
+                    suites=options.suite or (),
+                    transports=options.transport or (),
+                    eras=options.era or (),
+                    only=options.only or (),
                     level=options.level,
                     optional=[
                         each for each in ("conversations", "tasks") if getattr(options, each)
@@ -97,22 +83,18 @@ def main(arguments: Sequence[str]) -> int:
                     keep=kept.append,
                 )
             )
-        status = 0 if tested.is_conformant else NOT_CONFORMANT
+        return 0 if tested.is_conformant else NOT_CONFORMANT
     except entry.BadInput as error:
         if out is not None and is_new:
             out.unlink()
         raise ConfigurationError(str(error)) from error
-    except KeyboardInterrupt:
-        print("mcp-sessions conformance: interrupted, nothing is proved", file=sys.stderr)
-        status = TERMINATED if ended_by else INTERRUPTED
     finally:
-        signal.signal(signal.SIGTERM, before)
+        # Also of a run that a signal ended.
         for outcome in kept:
             # The file first: the reader of stdout may have left.
             if out is not None:
                 _write(out, json.dumps(outcome.document, indent=1) + "\n")
             _show(outcome.text)
-    return status
 
 
 def _show(text: str) -> None:
@@ -168,19 +150,15 @@ Exit status: 0 if every MUST holds, 1 if not, 2 for wrong arguments.""",
     )
     what = parser.group("what to test")
     what.add("--client COMMAND", "test the client COMMAND, which gets a URL")
-    what.add("--suite SUITE", "only this suite *", action="append", default=[])
+    what.add("--suite SUITE", "only this suite *")
     what.add(
         "--transport NAME",
         "only http, websocket or stdio *",
-        action="append",
-        default=[],
         choices=("http", "websocket", "stdio"),
     )
     what.add(
         "--era NAME",
         "only handshake, or modern *",
-        action="append",
-        default=[],
         choices=("handshake", "modern"),
     )
     what.add(
@@ -188,7 +166,7 @@ Exit status: 0 if every MUST holds, 1 if not, 2 for wrong arguments.""",
         "only resume, or up to calls, data or full",
         choices=("resume", "calls", "data", "full"),
     )
-    what.add("--only ID", "only this vector, duty or clause *", action="append", default=[])
+    what.add("--only ID", "only this vector, duty or clause *")
     what.add("--conversations", "play the vectors about conversations, too")
     what.add("--tasks", "play the vectors about tasks, too")
     run = parser.group("run and outcome")

@@ -20,6 +20,7 @@ from mcp_sessions.authentication.key_file import ApiKey
 from mcp_sessions.cli.arguments import LEGEND, OneLineParser, Options, seconds
 from mcp_sessions.cli.option_variables import variable_of
 from mcp_sessions.cli.output import OutputFailed, out
+from mcp_sessions.cli.tables import print_table
 from mcp_sessions.errors import ConfigurationError
 
 _VARIABLE = variable_of("--api-keys")
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _add(path: str, options: argparse.Namespace) -> None:
-    key, entry = key_file.minted(options.name, options.scope, time.time(), options.expires)
+    key, entry = key_file.minted(options.name, options.scope or (), time.time(), options.expires)
 
     def added(keys: list[ApiKey]) -> list[ApiKey]:
         if entry.id in {each.id for each in keys}:
@@ -82,10 +83,7 @@ def _list(path: str) -> None:
         (key.id, key.name, " ".join(key.scopes) or "-", _day(key.created_at), _end(key))
         for key in keys
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        out("  ".join([*cells, row[4]]))
+    print_table(rows, wraps=[1, 2])
 
 
 def _revoke(path: str, options: argparse.Namespace) -> None:
@@ -130,19 +128,17 @@ def make_parser() -> OneLineParser:
         examples=_EXAMPLES,
         notes=_NOTES,
     )
-    commands = parser.add_subparsers(dest="what", required=True, metavar="add|list|revoke")
+    added = parser.sub_commands("add", "list", "revoke", notes=_NOTES)
 
     def command(name: str, what: str, example: str) -> tuple[OneLineParser, Options]:
-        made = commands.add_parser(
-            name, help=what, description=f"{what.capitalize()}.", examples=(example,), notes=_NOTES
-        )
+        made = added(name, what, example)
         group = made.group("keys")
         group.add("--file FILE", "the file of keys (the variable)")
         return made, group
 
     add, group = command("add", "make a key, and print it once", _EXAMPLES[0])
     add.add_argument("name", metavar="NAME", help="owner of the key and its sessions")
-    group.add("--scope SCOPE", "a scope of the key *", action="append", default=[])
+    group.add("--scope SCOPE", "a scope of the key *")
     group.add("--expires TIME", "life of the key, such as 90d (no end)", seconds)
     command("list", "list the keys, without the keys themselves", _EXAMPLES[1])
     revoke, group = command("revoke", "refuse a key, and end its streams", _EXAMPLES[2])

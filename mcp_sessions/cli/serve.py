@@ -64,7 +64,9 @@ def main(arguments: Sequence[str]) -> int:
         from mcp_sessions.serve.reloading import handle_early
 
         handle_early()
-    logs.configure(level=options.log_level, format=options.log_format, access=options.access_log)
+    logs.configure(
+        level=options.log_level, format=options.log_format, access=bool(options.access_log)
+    )
     if options.worker is None:
         warn_of(options.unknown_variables)
     with variables_named(options.settings):
@@ -109,24 +111,12 @@ def _check(options: argparse.Namespace) -> int:
     def served() -> list[CheckedEndpoint]:
         if options.config is None:
             layer, store, own = _layer(options)
-            lock = layer.authenticates
 
             def guards() -> Guards:
                 path, host, security = options.path, options.host, _security(options)
                 return layer.asgi_app(path, host=host, security=security).guards
 
-            return [
-                CheckedEndpoint(
-                    options.path,
-                    layer.store,
-                    store,
-                    layer.policy,
-                    layer.security,
-                    own,
-                    lock,
-                    guards,
-                )
-            ]
+            return [CheckedEndpoint(options.path, layer, store, own, guards)]
         from mcp_sessions.cli.serve_several import layer_maker, served_of
 
         named = options.store or DEFAULT_STORE
@@ -170,8 +160,8 @@ def _serve(
                 drain_delay=options.drain_delay,
                 health=options.health,
                 dashboard=options.dashboard,
-                dashboard_actions=options.dashboard_actions,
-                access_log=options.access_log,
+                dashboard_actions=bool(options.dashboard_actions),
+                access_log=bool(options.access_log),
                 forwarded_allow_ips=options.forwarded_allow_ips,
                 ssl_certfile=options.ssl_certfile,
                 ssl_keyfile=options.ssl_keyfile,
@@ -287,7 +277,7 @@ def _security(options: argparse.Namespace) -> SecuritySettings | None:
         return None
     from mcp_sessions.server.upstream.sdk.http_application import allowing
 
-    return allowing(options.allowed_host, options.allowed_origin)
+    return allowing(options.allowed_host or (), options.allowed_origin or ())
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

@@ -95,7 +95,7 @@ def parsed(
         command=command, url=None, unknown_variables=unknown(parser, variables)
     )
     options, more, settings = parse(parser, own, empty, variables)
-    options = argparse.Namespace(**vars(options), settings=settings)
+    options.settings = settings
     target: str = options.target or ""
     program = program_of(target)
     if not command and program is not None:
@@ -108,17 +108,17 @@ def parsed(
     if options.config is not None:
         if options.target is not None or command:
             parser.error("--config serves the servers of its file: leave out the other server")
-        options = argparse.Namespace(**{**vars(options), "target": options.config})
+        options.target = options.config
     elif options.target is None and not command:
         parser.error("no server to serve: give TARGET, a URL, --config FILE or -- COMMAND")
     elif options.target is not None and command:
         parser.error(f"only one server is served: leave out {options.target}, or the command")
     if command:
         # It is for the log. Later arguments may be a secret.
-        options = argparse.Namespace(**{**vars(options), "target": command[0]})
+        options.target = command[0]
     elif options.config is None and is_url(str(options.target)):
-        shown = urlunsplit(urlsplit(options.target)._replace(query="", fragment=""))
-        options = argparse.Namespace(**{**vars(options), "target": shown, "url": options.target})
+        options.url = options.target
+        options.target = urlunsplit(urlsplit(options.url)._replace(query="", fragment=""))
     with variables_named(settings):
         _check(options)
     return options
@@ -239,19 +239,17 @@ of:
     _add_access(parser.group("who may call"))
     _add_sessions(parser.group("sessions"))
     _add_conversations(parser.group("conversations, for hosts that start no session"))
-    _add_limits(parser.group("requests of clients"))
+    _add_requests(parser.group("requests of clients"))
     _add_start_and_stop(parser.group("start and stop"))
     _add_logs(parser.group("log"))
     _add_external(parser.group("-- COMMAND, a URL and --config"))
-    _add_environment(parser.group("-- COMMAND and --config"))
-    _add_command(parser.group("-- COMMAND"))
-    _add_url(parser.group("a URL"))
+    _add_commands(parser)
     return parser
 
 
 def _add_address(group: types.Options) -> None:
     group.add("--config FILE", "serve each server of FILE on /NAME/mcp")
-    group.add("--reload-config", "read FILE again when it changes", is_listed=False)
+    group.add_rare("--reload-config", "read FILE again when it changes")
     group.add("--host HOST", "address to listen on (%(default)s)", default="127.0.0.1")
     group.add(
         "--port PORT", f"port; 0: any free one ({DEFAULT_PORT}; none with --stdio)", types.port
@@ -264,116 +262,61 @@ def _add_address(group: types.Options) -> None:
 
 def _add_access(group: types.Options) -> None:
     access.add_options(group)
-    group.add(
-        "--allowed-host NAME",
-        "accept this Host header: mcp.example.com *",
-        types.host,
-        action="append",
-        default=[],
-    )
-    group.add(
-        "--allowed-origin URL",
-        "accept web pages of this origin *",
-        types.origin,
-        action="append",
-        default=[],
-    )
+    group.add("--allowed-host NAME", "accept this Host header: mcp.example.com *", types.host)
+    group.add("--allowed-origin URL", "accept web pages of this origin *", types.origin)
     group.add("--forwarded-allow-ips IPS", "your proxies, as 10.0.0.0/8 (none)", types.proxies)
     group.add("--ssl-certfile FILE", "serve HTTPS with this certificate (HTTP)")
-    group.add("--ssl-keyfile FILE", "the key, if the certificate's file has none", is_listed=False)
+    group.add_rare("--ssl-keyfile FILE", "the key, if the certificate's file has none")
 
 
 def _add_sessions(group: types.Options) -> None:
     group.add("--store URL", f"sessions: sqlite:///notes.db ({DEFAULT_STORE})")
-    group.add("--encrypt-store", "encrypt events, answers and data in the store", default=None)
+    group.add("--encrypt-store", "encrypt events, answers and data in the store")
     for name in LIMITS:
         kind, value, usual = types.limit(name)
-        what = _LISTED.get(name, "see the page Limits")
-        option = f"{option_of(name)} {value}"
-        group.add(option, f"{what} ({usual})", kind, is_listed=name in _LISTED)
-    group.add("--hide PATTERN", "hide names that match, until they are revealed *", action="append")
-    group.add(
-        "--readable-state",
-        "let clients read their state, but not change it",
-        default=None,
-        is_listed=False,
-    )
+        add = group.add if name in _LISTED else group.add_rare
+        what = f"{_LISTED.get(name, 'see the page Limits')} ({usual})"
+        add(f"{option_of(name)} {value}", what, kind)
+    group.add("--hide PATTERN", "hide names that match, until they are revealed *")
+    group.add_rare("--readable-state", "let clients read their state, but not change it")
 
 
 def _add_conversations(group: types.Options) -> None:
-    group.add("--conversations", "make a session for each conversation", default=None)
+    group.add("--conversations", "make a session for each conversation")
     group.add(
         "--conversation-key WHERE",
         "meta:NAME, header:NAME or env:NAME has a name *",
         types.source("meta", "header", "env"),
-        action="append",
     )
-    group.add(
-        "--platform-ids",
-        "take a platform's Mcp-Session-Id as a name",
-        default=None,
-        is_listed=False,
-    )
-    group.add(
-        "--per-principal",
-        "one session per user who names no conversation",
-        default=None,
-        is_listed=False,
-    )
-    group.add(
-        "--handle TOOL",
-        "TOOL returns a handle for later calls *",
-        action="append",
-        is_listed=False,
-    )
+    group.add_rare("--platform-ids", "take a platform's Mcp-Session-Id as a name")
+    group.add_rare("--per-principal", "one session per user who names no conversation")
+    group.add_rare("--handle TOOL", "TOOL returns a handle for later calls *")
 
 
-def _add_limits(group: types.Options) -> None:
-    group.add("--tasks", "turn long calls into tasks of the protocol", default=None)
-    group.add(
-        "--task-after TIME",
-        f"time until a call is a task ({types.shown(TaskPolicy().after)})",
-        types.duration,
-        is_listed=False,
-    )
-    group.add(
-        "--task-tools",
-        "two plain tools, for clients that know no tasks",
-        default=None,
-        is_listed=False,
-    )
-    group.add(
-        "--request-key WHERE",
-        "header:NAME or meta:NAME is a request key *",
-        types.place,
-        action="append",
-    )
+def _add_requests(group: types.Options) -> None:
+    after = types.shown(TaskPolicy().after)
+    group.add("--tasks", "turn long calls into tasks of the protocol")
+    group.add_rare("--task-after TIME", f"time until a call is a task ({after})", types.duration)
+    group.add_rare("--task-tools", "two plain tools, for clients that know no tasks")
+    group.add("--request-key WHERE", "header:NAME or meta:NAME is a request key *", types.place)
 
 
 def _add_start_and_stop(group: types.Options) -> None:
     group.add("--check", "print what a start would do, and exit")
     group.add("--health PATH", "serve PATH/healthz and PATH/readyz", types.url_path)
-    group.add(
-        "--grace TIME",
-        f"time for running calls at a stop ({types.shown(DEFAULT_GRACE)})",
-        types.duration,
-        default=DEFAULT_GRACE,
-    )
-    group.add(
-        "--drain-delay TIME",
-        "time with readyz 503 at a stop (0; replicas: 3s)",
-        types.duration,
-        is_listed=False,
-    )
+    grace = f"time for running calls at a stop ({types.shown(DEFAULT_GRACE)})"
+    group.add("--grace TIME", grace, types.duration, default=DEFAULT_GRACE)
+    delay = "time with readyz 503 at a stop (0; replicas: 3s)"
+    group.add_rare("--drain-delay TIME", delay, types.duration)
 
 
 def _add_logs(group: types.Options) -> None:
     types.add_log_options(group, level="info")
     group.add("--dashboard PATH", "serve a page that shows the sessions", types.url_path)
-    group.add("--dashboard-actions", "let it end sessions, and more", is_listed=False)
+    group.add_rare("--dashboard-actions", "let it end sessions, and more")
     group.add("--access-log", "log a line for each HTTP request and WebSocket")
     group.add("--audit FILE", "append a JSON line for each request; -: stdout")
-    group.add("--audit-key-names", "name API keys in the audit", default=None, is_listed=False)
+    group.add_rare("--audit-key-names", "name API keys in the audit")
 
 
 def _add_external(group: types.Options) -> None:
@@ -383,44 +326,16 @@ def _add_external(group: types.Options) -> None:
         choices=("session", "principal", "shared"),
     )
     group.add("--max-children N", "processes, or sessions at a URL (64; 1000)", types.count)
-    group.add("--lazy", "start no server before a client needs it", default=None, is_listed=False)
-    group.add(
-        "--child-idle TIME",
-        "idle time until a process is stopped (15m)",
-        types.seconds,
-        is_listed=False,
-    )
-    group.add(
-        "--start-timeout TIME",
-        "time for the answer to initialize (30s)",
-        types.seconds,
-        is_listed=False,
-    )
+    group.add_rare("--lazy", "start no server before a client needs it")
+    group.add_rare("--child-idle TIME", "idle time until a process is stopped (15m)", types.seconds)
+    group.add_rare("--start-timeout TIME", "time for its first answer (30s)", types.seconds)
 
 
-def _add_environment(group: types.Options) -> None:
-    group.add(
-        "--env NAME[=VALUE]",
-        "set a variable, or pass it on as it is here *",
-        types.variable,
-        action="append",
-    )
-
-
-def _add_command(group: types.Options) -> None:
-    group.add(
-        "--warm N",
-        "processes started before they are needed (0)",
-        types.count_or_none,
-        is_listed=False,
-    )
-    group.add("--cwd DIR", "directory of the command (this one)")
-
-
-def _add_url(group: types.Options) -> None:
-    group.add(
-        "--header 'NAME: VALUE'",
-        "send this header; ${NAME} is a variable *",
-        types.header,
-        action="append",
-    )
+def _add_commands(parser: types.OneLineParser) -> None:
+    both = parser.group("-- COMMAND and --config")
+    both.add("--env NAME[=VALUE]", "set a variable, or pass it on as it is here *", types.variable)
+    one = parser.group("-- COMMAND")
+    one.add_rare("--warm N", "processes started before they are needed (0)", types.count_or_none)
+    one.add("--cwd DIR", "directory of the command (this one)")
+    url = parser.group("a URL")
+    url.add("--header 'NAME: VALUE'", "send this header; ${NAME} is a variable *", types.header)

@@ -172,12 +172,9 @@ def served_of(
     return [
         CheckedEndpoint(
             path,
-            layer.store,
+            layer,
             store_name.replace(SERVER, _name_at(path, options)),
-            layer.policy,
-            layer.security,
             _server_of(layer),
-            layer.authenticates,
             partial(guards_of, layer, _settings(options, path, security)),
         )
         for path, layer in layers_of(options, make).items()
@@ -231,7 +228,7 @@ def serve_all(
         settings = HttpSettings(
             limits=connection_limits([layer.policy for layer in layers.values()]),
             health=options.health,
-            access_log=options.access_log,
+            access_log=bool(options.access_log),
             forwarded_allow_ips=options.forwarded_allow_ips,
             certificate=certificate,
             reloading=Reloading(served.reload, files if options.reload_config else None),

@@ -304,14 +304,11 @@ def make_parser() -> types.OneLineParser:
         examples=_EXAMPLES,
         notes=_NOTES,
     )
-    commands = parser.add_subparsers(dest="what", required=True, metavar="list|show|top|end")
+    added = parser.sub_commands("list", "show", "top", "end", notes=_NOTES)
 
     def command(name: str, what: str, example: str) -> types.OneLineParser:
-        made = commands.add_parser(
-            name, help=what, description=f"{what.capitalize()}.", examples=(example,), notes=_NOTES
-        )
+        made = added(name, what, example)
         _add_store(made.group("store"))
-        made.set_defaults(parser=made)
         return made
 
     listing = command("list", "list the live sessions, or those that ended", _EXAMPLES[0])

@@ -134,15 +134,7 @@ def make_parser() -> types.OneLineParser:
         examples=_EXAMPLES,
         notes=_NOTES,
     )
-    commands = parser.add_subparsers(
-        dest="what", required=True, metavar="check|dump|load|copy|backup"
-    )
-
-    def command(name: str, what: str, example: str) -> types.OneLineParser:
-        return commands.add_parser(
-            name, help=what, description=f"{what.capitalize()}.", examples=(example,), notes=_NOTES
-        )
-
+    command = parser.sub_commands("check", "dump", "load", "copy", "backup", notes=_NOTES)
     checking = command("check", "read every session, and name what is wrong", _EXAMPLES[0])
     checking.add_argument("store", metavar="STORE", help="URL of the store")
     dumping = command("dump", "write the sessions to a file, as lines of JSON", _EXAMPLES[1])

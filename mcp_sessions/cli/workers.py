@@ -10,7 +10,7 @@ Rules, owned by ``tests/cli/test_workers.py``:
    socket at once: while it has it open, the system accepts connections that no process serves.
 4. A worker stops if its keeper dies.
 5. SIGHUP is passed on, if workers have files to read again. A worker that starts gets it when it
-   serves: before that it would end at the signal.
+   handles it: before that the signal would end it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import cast
 
 from mcp_sessions.core.backoff import Backoff
@@ -70,10 +69,6 @@ class Workers:
         self._environment.pop(VARIABLE, None)
         self._reloads = reloads
         self._running: set[asyncio.subprocess.Process] = set()
-        self._serving: set[asyncio.subprocess.Process] = set()
-        self._waiting: set[asyncio.subprocess.Process] = set()
-        """Those that start, and read their files again when they serve."""
-
         self._stopping = asyncio.Event()
         self._interrupted = False
         # Only this process holds the writing end. The system closes it when this process exits.
@@ -114,17 +109,6 @@ class Workers:
 
     def _reload(self) -> None:
         for process in self._running:
-            if process in self._serving:
-                process.send_signal(signal.SIGHUP)
-            else:
-                self._waiting.add(process)
-
-    def _serves(self, process: asyncio.subprocess.Process, said: asyncio.Future[bytes]) -> None:
-        if said.cancelled() or not said.result() or process not in self._running:
-            return
-        self._serving.add(process)
-        if process in self._waiting:
-            self._waiting.remove(process)
             process.send_signal(signal.SIGHUP)
 
     async def _keep(self, number: int, process: asyncio.subprocess.Process | None) -> None:
@@ -139,8 +123,7 @@ class Workers:
                 logger.error("worker %d cannot be started: %s", number, failed)
             else:
                 status = await process.wait()
-                for known in (self._running, self._serving, self._waiting):
-                    known.discard(process)
+                self._running.discard(process)
                 process = None
                 if self._stopping.is_set():
                     return
@@ -161,6 +144,9 @@ class Workers:
         """
         listener = self._listener.fileno()
         says_from, says_to = os.pipe()
+        # The worker inherits that, until it handles the signal (`handle_early`).
+        blocked = {signal.SIGHUP} if self._reloads else set[signal.Signals]()
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -174,14 +160,13 @@ class Workers:
                 start_new_session=True,
             )
         finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
             os.close(says_to)
         self._running.add(process)
         if self._stopping.is_set():
             # The keeper was stopped while this worker started.
             process.send_signal(signal.SIGTERM)
-        is_ready = asyncio.get_running_loop().run_in_executor(None, _said, says_from)
-        is_ready.add_done_callback(partial(self._serves, process))
-        return process, is_ready
+        return process, asyncio.get_running_loop().run_in_executor(None, _said, says_from)
 
 
 _LONGEST = 16

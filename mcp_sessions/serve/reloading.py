@@ -40,6 +40,8 @@ def handle_early() -> None:
     """Handle SIGHUP from now on, in a process that reads files again when it is ready."""
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, EarlySignal())
+        # The process that keeps the workers has it blocked until now.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 class Reloading:

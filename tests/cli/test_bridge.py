@@ -134,7 +134,7 @@ def test_it_ends_when_its_host_closes_stdin(scheme: str) -> None:
         ([], "the following arguments are required: URL"),
         (["ftp://host/"], "an address begins with http://, https://, ws:// or wss://"),
         (["https:///mcp"], "did you mean https://mcp?"),
-        (["https://host/mcp", "--header", "secret"], "must be 'Name: value'"),
+        (["https://host/mcp", "--header", "secret"], "must be 'NAME: VALUE'"),
         (["https://host/mcp", "--header", "X: secret", "--header", "X: b"], "'X' is there twice"),
         (["https://host/mcp", "--jar", "/nowhere/at/all/jar"], "there is no folder"),
     ],

@@ -1,9 +1,11 @@
 """``serve --workers N``: one port, several processes, kept and drained."""
 
+import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.children import CHILD, children_of
 from tests.support.redis_server import namespace, shared_redis
 from tests.support.serving import read_lines, serving
 
@@ -51,7 +54,7 @@ def served(here: Path) -> Generator[tuple["subprocess.Popen[str]", str]]:
 
 def who(url: str) -> int:
     """The process that serves a request on a connection of its own."""
-    return int(httpx.get(f"{url}/who", timeout=WITHIN, trust_env=False, verify=False).text)
+    return int(httpx.get(f"{url}/who", timeout=WITHIN, trust_env=False).text)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -88,6 +91,33 @@ def test_workers_share_a_port_and_one_that_dies_is_replaced(here: Path) -> None:
             who(url)
         assert keeper.stderr is not None
         assert len(re.findall(r"worker \d exited with status -9", keeper.stderr.read())) == 1
+
+
+@pytest.mark.redis
+def test_a_reload_does_not_end_a_worker_that_starts(here: Path) -> None:
+    """It reads the file again when it serves."""
+    file, namespaces = here / "servers.json", f"{namespace()}-{{server}}"
+    entry = {"command": sys.executable, "args": ["-S", CHILD]}
+    file.write_text(json.dumps({"mcpServers": {"one": entry}}))
+    store = f"{shared_redis().url}?namespace={namespaces}"
+    given = ("--config", str(file), "--lazy", "--workers", "2", "--store", store)
+    with serving(here, *given, "--drain-delay", "0", within=120) as keeper:
+        found = re.search(r"(http://127\.0\.0\.1:\d+)/one", read_lines(keeper, 5))
+        assert found is not None
+        until(lambda: len(children_of(keeper.pid)) == 2)
+        kept, killed = children_of(keeper.pid)
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: any(each not in (kept, killed) for each in children_of(keeper.pid)))
+        # The first one may come before the new worker has loaded anything.
+        keeper.send_signal(signal.SIGHUP)
+        started = next(each for each in children_of(keeper.pid) if each not in (kept, killed))
+        os.kill(kept, signal.SIGKILL)
+        until(lambda: httpx.get(f"{found[1]}/", trust_env=False, timeout=WITHIN).status_code == 404)
+        assert started in children_of(keeper.pid)
+        keeper.terminate()
+        assert keeper.wait(WITHIN) == 0
+        assert keeper.stderr is not None
+        assert re.findall(r"exited with status (-?\d+)", keeper.stderr.read()) == ["-9", "-9"]
 
 
 @pytest.mark.redis
