@@ -162,8 +162,15 @@ what the old session had is lost. Other programs used the machine meanwhile, so 
   on and held the question of another one. The round and its cancellation are sent again now.
 * A replica stood still with a listen in its socket. Its client left, and listened anew. The late
   listen took the events that waited. A listen whose client has left does nothing now.
-* A client that was asked never came back, and another client had its session. A question of the
-  other one's call waited with the first, up to `question_timeout`. This is not cured.
+* A client that was asked never came back, and another client of its session had a call open. A
+  question of that call went to the first client, and waited up to `question_timeout`. A question
+  that names no call goes to a client that listens now.
+* A question stood on two responses, and one copy waited for the store. The client answered the
+  other one. Then the copy came with the answer of its call. A newer message now replaces the one
+  that waits, as it does in the store.
+* A message of a call went to a replica that had died. Until that was noticed, no message of its
+  command was read. Then they came at once, and one overtook another. Now other calls wait for a
+  second at most.
 * Of {defects[all]} old faults that were put back, the simulation found {defects[found]}.
 
 These changes still pass all tests near them. Most of them change nothing that a caller sees:

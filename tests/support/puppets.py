@@ -161,6 +161,7 @@ class PuppetCall:
     owner: str
     principal: Principal = ANONYMOUS
     can_send_request: bool = False
+    has_listener: bool = True
     received: list[Json] = field(default_factory=list[Json])
     request_id: int = 1
     share: str = "somebody"

@@ -349,13 +349,17 @@ class LogFeed:
 
     def foresee(self, drafts: Sequence[Draft]) -> None:
         """Send events that will be appended, and end the stream. The log has one writer, so their
-        ids are known.
+        ids are known. An event that a later one replaces has a number, and is not sent.
         """
+        newest = {draft.key: draft for draft in drafts}
         for draft in drafts:
             if self._behind:
                 # The log knows best, when it has them.
                 return
             number = self._number + 1
+            if draft.key is not None and newest[draft.key] is not draft:
+                self._number = number
+                continue
             event_id = Position(self._log_epoch, number).event_id()
             event = LoggedEvent(event_id, number, draft.encode(event_id), 0.0, None, draft.origin)
             self.offer(event, final=draft is drafts[-1])

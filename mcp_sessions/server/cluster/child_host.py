@@ -79,6 +79,7 @@ class RemoteCall:
     conversation: str | None = field(init=False, default=None)
     conversation_session: SessionId | None = field(init=False, default=None)
     client: None = field(init=False, default=None)
+    has_listener: bool = field(init=False, default=True)
 
     @property
     def share(self) -> Hashable:
@@ -119,7 +120,11 @@ class RemoteCall:
         self, asked: PeerRequest, about: Sequence[str], question_id: str | None
     ) -> dict[str, Any]:
         request = ClientRequest(
-            method=asked.method, params=asked.params, about=about, id=question_id
+            method=asked.method,
+            params=asked.params,
+            about=about,
+            id=question_id,
+            is_urgent=asked.is_urgent,
         )
 
         async def reported(message: Mapping[str, Any]) -> None:

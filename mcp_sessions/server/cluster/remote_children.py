@@ -42,6 +42,7 @@ from mcp_sessions.server.upstream.external.other_replicas import (
     ServedResult,
 )
 from mcp_sessions.server.upstream.port import (
+    NOBODY_LISTENS,
     NOTHING_WANTED,
     PeerError,
     PeerRequest,
@@ -236,10 +237,14 @@ class RemoteChildren:
         async def ask_client(asker: Asker, asked: ClientRequest) -> RelayedOutcome:
             known = (self._asking.get(each) for each in asked.about)
             about = [each for each in known if each is not None and each.can_send_request]
+            listening = [each for each in about or [call] if each.has_listener]
+            if asked.is_urgent and not listening:
+                return None, error_body(INTERNAL_ERROR, "nobody listens", NOBODY_LISTENS)
             there = PeerRequest(
                 asked.method, asked.params, about=about, id=asked.id, may_move=asked.id is not None
             )
-            way = call if call in about or not about else about[-1]
+            able = listening or about or [call]
+            way = call if call in able else able[-1]
             return await _asked_of(way, asker, there)
 
         name = mint_request_id(self._bus.process)

@@ -216,7 +216,8 @@ class Attachments:
         """
         for question in list(self._questions.by_session.get(session_id, ())):
             if may_ask(connection.peer, question.asked.method):
-                await connection.send(Draft(question.message, None, question.log_key, session_id))
+                draft = Draft(question.message, None, question.log_key, session_id)
+                await connection.send(draft, unless=question.is_answered)
 
     async def _begin(
         self,

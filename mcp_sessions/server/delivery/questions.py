@@ -82,6 +82,9 @@ class PendingQuestion:
     def log_key(self) -> str:
         return log_key_of(self.id)
 
+    async def is_answered(self) -> bool:
+        return self.future.done()
+
     def is_sent_by(self, sending: asyncio.Task[None] | None) -> None:
         """Stop what sent it until now."""
         if self._sending is not None:

@@ -562,6 +562,13 @@ class RunningRequest:
     def is_awaited(self) -> bool:
         return any(waiter.inbound.channel.is_open for waiter in self.waiters)
 
+    @property
+    def has_listener(self) -> bool:
+        # The client of a task looks at it now and then.
+        if self._task is not None or (self._held is not None and self._held.name is not None):
+            return False
+        return self.is_awaited if self._newest is None else self._newest.has_listener
+
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         if method == method_names.PROGRESS and params is not None and self._is_own(params):
             # A repetition has a token of its own, and gets what was reported before (KEY21).

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, 
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from opentelemetry.trace import Span
 
@@ -105,6 +105,10 @@ class NotAskable(PeerError):
         super().__init__(INVALID_REQUEST, f"Cannot send {method!r}: {text}")
 
 
+NOBODY_LISTENS: Final = {"reason": "nobody_listens"}
+"""The data of a :class:`PeerError`: an urgent request was refused, and its client was not asked."""
+
+
 @dataclass(slots=True, eq=False)
 class PeerRequest:
     """A request to a client.
@@ -128,6 +132,11 @@ class PeerRequest:
 
     may_move: bool = False
     """Some of these calls are in other processes, where its client may be asked next."""
+
+    is_urgent: bool = False
+    """Another process refuses it by `NOBODY_LISTENS` if its client listens to none of these calls
+    there: the client of another one may listen.
+    """
 
 
 class Outbound(Protocol):
@@ -178,6 +187,13 @@ class UpstreamCall(Outbound, Protocol):
 
     @property
     def can_send_request(self) -> bool: ...
+
+    @property
+    def has_listener(self) -> bool:
+        """Whether its client listens, and gets a message at once. If it is another process's, only
+        that process knows: True.
+        """
+        ...
 
     @property
     def session(self) -> str | None:

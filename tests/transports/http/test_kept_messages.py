@@ -3,6 +3,7 @@ that it does not (HTL10, HTL11).
 """
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from mcp_sessions.server.delivery import pending_writes
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
+from tests.support.asking import SCHEMA
+from tests.support.duplex import ELICITS
 from tests.support.interposed import Interposed
 from tests.support.raw import Json, RawClient, Reply, Sent, in_session, text_of, uris
 from tests.support.replicas import cluster
@@ -65,6 +68,52 @@ async def passes(seconds: float) -> None:
 
 
 # --- the response of a call ------------------------------------------------------------------
+
+
+def adds_giving_up(box: Toolbox) -> None:
+    """A tool that asks, and does not wait for the answer."""
+
+    async def gives_up(ctx: Ctx, arguments: Json) -> str:
+        await ctx.session.report_progress(1)
+        await box.gate("1").arrive()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await ctx.session.elicit_form("?", SCHEMA, related_request_id=ctx.request_id)
+        return "gave up"
+
+    box.tools["gives up"] = gives_up
+
+
+@FAULTS
+@pytest.mark.parametrize("listens", [True, False])
+async def test_a_question_that_waits_is_not_put_once_it_is_withdrawn(
+    listens: bool, when: str
+) -> None:
+    """ASK6: the withdrawal has its key, and replaces it in the log and before it is there."""
+    interposed = Interposed()
+    async with world(store=interposed.store) as w:
+        adds_giving_up(w.box)
+        client = await w.connected(capabilities=ELICITS)
+        sent = client.call("gives up", meta={"progressToken": 1})
+        await sent.reply.event(1)
+        if not listens:
+            await sent.reply.gone()
+        interposed.fails("append", when)
+        await through(w, 1)
+        await passes(10)
+        # The store is away, and a client that listens has the answer.
+        assert sent.reply.ended
+        interposed.mend()
+        await passes(10)
+        reply = sent.reply if listens else await client.get(sent.reply.events[0].id).done()
+        methods = [message.get("method") for message in reply.messages]
+        assert methods == ["notifications/progress", "notifications/cancelled", None]
+        ids = [event.id for event in reply.events]
+        assert ids == sorted(set(ids)), "and each has its place in the log"
+        # Who comes back after any of them gets the rest.
+        for place, event_id in enumerate(ids[-3:-1], 1):
+            again = await client.get(event_id).done()
+            assert again.messages == reply.messages[place:]
 
 
 @FAULTS

@@ -13,13 +13,18 @@ from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import NamedTuple, cast
 
-from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import RequestId, error_message, plain_draft, wire_error
 from mcp_sessions.errors import OutcomeUnknown, StoreUnavailable
 from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName, position_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.seldom import Seldom
-from mcp_sessions.server.connection.connection import ClientConnection, WatchedChannel, unwatched
+from mcp_sessions.server.connection.connection import (
+    ClientConnection,
+    Unless,
+    WatchedChannel,
+    unwatched,
+)
 from mcp_sessions.server.delivery.pending_writes import PendingWrite
 from mcp_sessions.server.delivery.streams import LogAppend, StreamLog, Streams
 from mcp_sessions.stores.records import Appended
@@ -201,6 +206,9 @@ class PostChannel(WatchedChannel):
     _retired: StreamName | None = field(init=False, default=None)
     """Its stream, when it was answered and nobody reads it."""
 
+    _unstored: dict[str, Draft] | None = field(init=False, default=None)
+    """The newest message of each key, until it is stored. None: there was none."""
+
     @classmethod
     def of_finished(
         cls, name: StreamName, finished: Finished, streams: ResponseStreams, policy: SessionPolicy
@@ -304,14 +312,36 @@ class PostChannel(WatchedChannel):
         if log is None:
             self._push_unkept(message, final=final)
             return
-        stored = partial(self._stored, message, final)
-        if await log.append(plain_draft(message, key), stored, lost=self._break):
+        draft = plain_draft(message, key)
+        unless: Unless | None = None
+        if key is not None:
+            self._unstored = self._unstored or {}
+            self._unstored[key] = draft
+            unless = partial(self._is_left_out, draft)
+        stored = partial(self._stored, draft, final)
+        if await log.append(draft, stored, lost=self._break, unless=unless):
             return
         if final and self._feed is not None:
             # The store is away. Who listens gets all the same what it will have.
-            self._feed.foresee(log.waiting)
+            waiting = [each for each in log.waiting if not await self._is_left_out(each)]
+            self._feed.foresee(waiting)
 
-    async def _stored(self, message: bytes, final: bool, appended: Appended | None) -> None:
+    async def _is_left_out(self, draft: Draft) -> bool:
+        """Whether a newer message replaces it. It is appended all the same if the store may have
+        it, and the newer one waits: the number of the newer one is known then.
+        """
+        if draft.key is None:
+            return False
+        newest = (self._unstored or {}).get(draft.key)
+        return newest is None or (newest is not draft and draft.since is None)
+
+    async def _stored(self, draft: Draft, final: bool, appended: Appended | None) -> None:
+        message = draft.before
+        if draft.key is not None and self._unstored is not None:
+            if self._unstored.get(draft.key) is not draft:
+                # Who listens gets the newer one, which takes its place in the log.
+                return
+            del self._unstored[draft.key]
         if appended is None:
             # The transport session has ended: nobody can come back for this. A client that still
             # listens gets the outcome (END6).
@@ -332,7 +362,8 @@ class PostChannel(WatchedChannel):
             raise AssertionError("what is not kept cannot be lost")
         self._is_broken = True
         self._push_unkept(unknown, final=True)
-        return LogAppend(log, plain_draft(unknown), partial(self._stored, unknown, True))
+        draft = plain_draft(unknown)
+        return LogAppend(log, draft, partial(self._stored, draft, True))
 
     def _push_unkept(self, message: bytes, *, final: bool) -> None:
         if self._stream is not None:

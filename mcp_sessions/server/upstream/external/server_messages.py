@@ -1,6 +1,7 @@
 """Carry to clients the messages that children send by themselves.
 
-The reading of a child waits for its client only if there is one client.
+The reading of a child waits for its client only if there is one client. For a message of one call
+it waits a moment: the client of that call may be at a replica that died, and other calls run.
 
 Rules:
 
@@ -46,6 +47,9 @@ CHANGES = 16_777_216
 
 OVERHEAD = 1_024
 """Bytes that a notification counts in addition to its own."""
+
+MOMENT = 1.0
+"""Seconds for which the reading of a child waits for the client of one call."""
 
 _WHAT = "a notification of a child"
 _BASE = 0.5
@@ -107,6 +111,21 @@ class Notifier:
                 return
         self.later(who, way, method, params, is_change=is_change)
 
+    async def of_call(
+        self,
+        call: Hashable,
+        way: SendNotification,
+        method: str,
+        params: Mapping[str, Any] | None,
+    ) -> None:
+        """Send a message of a call of such a client. The answer of the call comes after it."""
+        waiting = self._waiting.get(call)
+        if waiting is not None and waiting.size + len(encode(params)) + OVERHEAD > WAITING:
+            await self.flush(call)
+        self.later(call, way, method, params, is_change=False)
+        if waiting is None:
+            await self.flush(call, MOMENT)
+
     def later(
         self,
         who: Hashable,
@@ -152,10 +171,13 @@ class Notifier:
         waiting.queued[name] = _Notification(way, method, params, is_change, size)
         waiting.size += size
 
-    async def flush(self, who: Hashable) -> None:
+    def waits(self, who: Hashable) -> bool:
+        return who in self._waiting
+
+    async def flush(self, who: Hashable, timeout: float | None = None) -> None:
         waiting = self._waiting.get(who)
         if waiting is not None and waiting.task is not None:
-            await asyncio.wait({waiting.task})
+            await asyncio.wait({waiting.task}, timeout=timeout)
 
     def forget(self, who: Hashable) -> None:
         waiting = self._waiting.pop(who, None)

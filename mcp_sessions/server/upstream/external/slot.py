@@ -30,6 +30,7 @@ from mcp_sessions.server.upstream.external.child_requests import (
 )
 from mcp_sessions.server.upstream.external.server_messages import Notifier, SendNotification
 from mcp_sessions.server.upstream.port import (
+    NOBODY_LISTENS,
     OnProgress,
     Outbound,
     PeerError,
@@ -478,8 +479,12 @@ class Slot:
         if about in self.calls:
             return (about,)
         if self.clients.is_one_client and about is None:
-            # If the child names no call, the newest one counts.
-            return reversed(self.calls)
+            # If the child names no call, the newest one counts whose client listens. What comes
+            # behind a message that waits does not overtake it.
+            waits = self.services.notifier.waits
+            return sorted(
+                reversed(self.calls), key=lambda call: (not waits(call), not call.has_listener)
+            )
         logger.debug("%s: %s is left out: whose it is is not known", self.label(), method)
         return ()
 
@@ -514,7 +519,9 @@ class Slot:
         self, who: Hashable, way: SendNotification, method: str, params: Mapping[str, Any] | None
     ) -> None:
         notifier, is_change = self.services.notifier, method in method_names.CHANGES
-        if self.clients.is_one_client:
+        if self.clients.is_one_client and who in self.calls:
+            await notifier.of_call(who, way, method, params)
+        elif self.clients.is_one_client:
             await notifier.now(who, way, method, params, is_change=is_change)
         else:
             notifier.later(who, way, method, params, is_change=is_change)
@@ -534,24 +541,31 @@ class Slot:
         asked = PeerRequest(method, params, on_progress=on_progress)
         # What begins later cannot be its cause.
         causes = list(self.calls)
+        unheard = set[UpstreamCall]()
         while True:
             open_calls = [call for call in causes if call in self.calls and call.can_send_request]
-            way: Outbound
-            if about in open_calls:
-                way = about
-            elif open_calls:
-                way = open_calls[-1]
-            elif failed is None and self.outbounds:
+            # A client that does not listen now may never come back, and others wait.
+            heard = [call for call in open_calls if call.has_listener and call not in unheard]
+            newest = next(reversed(heard or open_calls), None)
+            cause = about if about in open_calls else newest
+            way: Outbound | None = cause
+            if way is None and failed is None and self.outbounds:
                 way = next(reversed(self.outbounds.values()))
-            else:
+            if way is None:
                 raise failed or PeerError(METHOD_NOT_FOUND, "Method not found", method)
             try:
-                asked.about = open_calls if way is not about and len(open_calls) > 1 else ()
+                asked.about = open_calls if cause is not about and len(open_calls) > 1 else ()
+                asked.is_urgent = bool(asked.about and heard)
                 if asked.about:
                     return await self.unsure.ask(asked, way)
                 return await way.send_request(asked)
             except PeerError as refused:
-                if way is about or not open_calls or open_calls[-1].can_send_request:
+                if cause is None or cause is about:
+                    raise
+                if asked.is_urgent and refused.data == NOBODY_LISTENS:
+                    unheard.add(cause)
+                    continue
+                if cause.can_send_request:
                     raise
                 # The request that was taken for the cause has completed. It may be another one's.
                 failed = refused

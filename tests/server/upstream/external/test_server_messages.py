@@ -128,6 +128,44 @@ async def test_while_the_store_is_away_changes_wait_for_it_and_nothing_else_does
     assert client.received[-1] == 2
 
 
+async def test_a_message_that_waits_for_one_call_keeps_the_others_for_a_moment_only() -> None:
+    """Its client may be at a replica that died. Its own answer comes after it."""
+    notifier, slow, other = Notifier(), Client(), Client()
+    slow.takes.clear()
+    for n in range(3):
+        await notifier.of_call("slow", slow.way, LOG, {"n": n})
+        await notifier.of_call("other", other.way, LOG, {"n": n})
+    assert (slow.received, other.received) == ([], [0, 1, 2])
+    assert notifier.waits("slow") and not notifier.waits("other")
+    answer = asyncio.create_task(notifier.flush("slow"))
+    await asyncio.sleep(0)
+    assert not answer.done()
+    slow.takes.set()
+    await answer
+    assert slow.received == [0, 1, 2]
+
+
+async def test_what_waits_for_one_call_is_bounded_and_nothing_is_left_out() -> None:
+    """Beyond the bound the child is not read."""
+    notifier, slow = Notifier(), Client()
+    slow.takes.clear()
+    sent = list[int]()
+
+    async def reads() -> None:
+        for n in range(30):
+            await notifier.of_call("slow", slow.way, LOG, {"n": n, "data": "x" * 100_000})
+            sent.append(n)
+
+    reading = asyncio.create_task(reads())
+    # Time passes, virtually.
+    await asyncio.sleep(60)
+    assert 100_000 * (len(sent) - 1) < WAITING < 100_000 * (len(sent) + 2)
+    slow.takes.set()
+    await reading
+    await notifier.flush("slow")
+    assert slow.received == list(range(30))
+
+
 @pytest.mark.fails_in_background("a notification of a child")
 async def test_what_is_wrong_with_one_client_is_its_own() -> None:
     notifier, client = Notifier(), Client()

@@ -5,11 +5,13 @@ from typing import cast
 
 import pytest
 
+from mcp_sessions.server.upstream.port import NOBODY_LISTENS, PeerError, PeerRequest
 from mcp_sessions_transports.duplex_transport import DuplexTransport
 from tests.support.children import child, child_world, until
 from tests.support.duplex import DECLARED, ELICITS, duplex_world
 from tests.support.interposed import Interposed
-from tests.support.raw import at_most, in_session, keyed, text_of
+from tests.support.puppets import QUESTION, PuppetCall, PuppetWorld, puppet_world, settled
+from tests.support.raw import Json, at_most, in_session, keyed, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -178,3 +180,65 @@ async def test_a_store_that_is_away_ends_no_child_and_loses_no_change() -> None:
         steps.mend()
         (notified,) = await stream.has(1)
         assert notified["params"]["uri"] == "test://a"
+
+
+LOGS = {"method": "notifications/message", "params": {"level": "info", "data": "of any call"}}
+ASKS = {"id": "q", "method": QUESTION, "params": {"message": "of any call"}}
+
+
+async def two_calls(w: PuppetWorld) -> tuple[PuppetCall, PuppetCall]:
+    """The older and the newer one of a session, at one process."""
+    for owner in ("older", "newer"):
+        w.send(
+            owner, "tools/call", {"name": "t"},
+            session="s", handshake=True, capabilities={"elicitation": {}},
+        )  # fmt: skip
+        await settled()
+    older, newer = w.calls
+    return older, newer
+
+
+def heard(call: PuppetCall) -> list[str]:
+    return [message["method"] for message in call.received]
+
+
+@pytest.mark.parametrize("listens", ["both", "the older one", "none"])
+async def test_what_names_no_call_goes_to_the_newest_whose_client_listens(listens: str) -> None:
+    """A client that was asked and left may never come back. Others of its session wait."""
+    async with puppet_world() as w:
+        older, newer = await two_calls(w)
+        older.has_listener, newer.has_listener = listens != "none", listens == "both"
+        (puppet,) = w.puppets.living
+        puppet.say(LOGS)
+        puppet.say(ASKS)
+        await settled()
+        gets, other = (older, newer) if listens == "the older one" else (newer, older)
+        assert (heard(gets), heard(other)) == (["notifications/message", QUESTION], [])
+        assert puppet.answers["q"]["error"]["message"] == "refused by its client"
+
+
+@pytest.mark.parametrize("listens", ["the older one", "none"])
+async def test_a_replica_whose_client_does_not_listen_leaves_the_question_to_others(
+    listens: str,
+) -> None:
+    """Only that replica knows. If nobody listens, the newest is asked all the same."""
+    async with puppet_world() as w:
+        older, newer = await two_calls(w)
+        older.has_listener = listens == "the older one"
+        urgent = list[bool]()
+
+        async def refuses(asked: PeerRequest) -> Json:
+            urgent.append(asked.is_urgent)
+            if asked.is_urgent:
+                raise PeerError(-32603, "nobody listens", NOBODY_LISTENS)
+            return {"action": "decline"}
+
+        newer.send_request = refuses
+        (puppet,) = w.puppets.living
+        puppet.say(ASKS)
+        await settled()
+        if listens == "none":
+            assert (urgent, heard(older)) == ([True, False], [])
+            assert puppet.answers["q"]["result"] == {"action": "decline"}
+        else:
+            assert (urgent, heard(older)) == ([True], [QUESTION])
