@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,6 +25,7 @@ from mcp_sessions.access import Access, in_python
 from mcp_sessions.argument_types import checked
 from mcp_sessions.assembly import DRAIN_DELAY, Assembly
 from mcp_sessions.conversations import Conversations
+from mcp_sessions.core.addresses import is_own_path
 from mcp_sessions.core.availability import not_running
 from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
@@ -240,13 +240,16 @@ class SessionLayer:
                     "such as api_keys"
                 )
             where = dashboard.rstrip("/")
-            if not re.match("/[^/]", where) or where == path.rstrip("/"):
+            if not is_own_path(dashboard, path):
                 raise ConfigurationError(
                     f"dashboard {dashboard!r}: choose a path of its own, such as /sessions"
                 )
             page = self.dashboard(actions=dashboard_actions)
+            from mcp_sessions.dashboard.access_control import SecurityHeaders
+
             # A browser finds the parts of a page from the slash on.
-            there = Route(where, RedirectResponse(f"{where}/"))
+            here = SecurityHeaders(RedirectResponse(f"{where.rpartition('/')[2]}/"))
+            there = Route(where, here)
             extra_routes = [*extra_routes, there, Mount(where, page)]
         settings = EndpointSettings(
             path=path, host=host, security=security, max_body=max_body, application=application

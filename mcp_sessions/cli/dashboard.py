@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli.option_variables import fill, variables_named
 from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 
 if TYPE_CHECKING:
@@ -64,6 +66,22 @@ def _guard(options: argparse.Namespace) -> Guard:
 
 
 async def _serve(options: argparse.Namespace, guard: Guard) -> None:
+    from mcp_sessions.server.dispatch.admin import ended_outside
+    from mcp_sessions.stores.operator import open_for_operator
+
+    store = await open_for_operator(options.store, ended_outside)
+    try:
+        # A SQLite file that is missing is an error now, and not on the page.
+        await store.made()
+        async with _fleet_of(store) as fleet:
+            await _serve_page(options, guard, store, fleet)
+    finally:
+        await store.close()
+
+
+async def _serve_page(
+    options: argparse.Namespace, guard: Guard, store: OperatorStore, fleet: Fleet
+) -> None:
     import time
 
     import uvicorn
@@ -72,45 +90,31 @@ async def _serve(options: argparse.Namespace, guard: Guard) -> None:
     from mcp_sessions.dashboard.access_control import guarded
     from mcp_sessions.dashboard.application import Dashboard
     from mcp_sessions.dashboard.snapshots import Snapshots
-    from mcp_sessions.server.dispatch.admin import ended_outside
-    from mcp_sessions.stores.operator import open_for_operator
 
     policy = SessionPolicy(idle_timeout=options.idle_timeout, forget_after=options.forget_after)
-    store = await open_for_operator(options.store, ended_outside)
-    leave = store.close
-    try:
-        # A SQLite file that is missing is an error now, and not on the page.
-        await store.made()
-        fleet, leave = await _fleet_of(store)
-        snapshots = Snapshots(
-            store, fleet, policy=policy, clock=time.time, is_leaving=lambda: server.should_exit
+    snapshots = Snapshots(
+        store, fleet, policy=policy, clock=time.time, is_leaving=lambda: server.should_exit
+    )
+    title = types.redacted(options.store)
+    page = Dashboard(snapshots, title=title, actions=options.actions).app()
+    config = uvicorn.Config(
+        guarded(page, guard), log_level="warning", access_log=False, timeout_graceful_shutdown=3,
+        server_header=False, limit_concurrency=200, proxy_headers=False,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    with listening_socket(options.host, options.port) as sock:
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        print(
+            f"the sessions of {title} are at http://{host}:{sock.getsockname()[1]}/",
+            file=sys.stderr,
+            flush=True,
         )
-        app = guarded(
-            Dashboard(
-                snapshots, title=types.redacted(options.store), actions=options.actions
-            ).app(),
-            guard,
-        )
-        config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=3,
-            server_header=False, limit_concurrency=200, proxy_headers=False,
-        )  # fmt: skip
-        server = uvicorn.Server(config)
-        with listening_socket(options.host, options.port) as sock:
-            host = f"[{options.host}]" if ":" in options.host else options.host
-            print(
-                f"the sessions of {types.redacted(options.store)} are at "
-                f"http://{host}:{sock.getsockname()[1]}/",
-                file=sys.stderr,
-                flush=True,
-            )
-            await server.serve(sockets=[sock])
-    finally:
-        await leave()
+        await server.serve(sockets=[sock])
 
 
-async def _fleet_of(store: OperatorStore) -> tuple[Fleet, Callable[[], Awaitable[None]]]:
-    """Return the servers that share the store, and what leaves them again."""
+@asynccontextmanager
+async def _fleet_of(store: OperatorStore) -> AsyncGenerator[Fleet]:
+    """The servers that share the store, until the block ends."""
     from mcp_sessions.dashboard.snapshots import NoFleet
     from mcp_sessions.security import mint_process
     from mcp_sessions.server.cluster import fleet
@@ -120,16 +124,21 @@ async def _fleet_of(store: OperatorStore) -> tuple[Fleet, Callable[[], Awaitable
 
     exchange = store.store.exchange if isinstance(store, SharedStore) else None
     if not isinstance(store, SharedStore) or exchange is None:
-        return NoFleet(), store.close
+        yield NoFleet()
+        return
     bus = SharedBus(store.store, exchange, mint_process(VERSION))
     found = fleet.Fleet(bus, None)
     await bus.join(fleet.Visitor(found))
-
-    async def leave() -> None:
+    try:
+        yield found
+    finally:
         await bus.close()
-        await store.close()
 
-    return found, leave
+
+async def latest_method(session_id: SessionId, store: OperatorStore) -> str | None:
+    """Ask the servers that share the store for the newest request of a session."""
+    async with _fleet_of(store) as fleet:
+        return await fleet.latest_method(session_id)
 
 
 def make_parser() -> types.OneLineParser:

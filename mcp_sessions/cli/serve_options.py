@@ -10,7 +10,7 @@ from mcp_sessions.cli import access
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli.option_variables import NOTES, parse, unknown, variable_of, variables_named
 from mcp_sessions.cli.targets import SHAPE, program_of
-from mcp_sessions.core.addresses import HTTP, has_scheme, wrong_address
+from mcp_sessions.core.addresses import HTTP, has_scheme, is_own_path, wrong_address
 from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import (
@@ -180,7 +180,7 @@ def _check(options: argparse.Namespace) -> None:
                 "--dashboard shows one server, --config serves several: leave out --dashboard, and "
                 "run mcp-sessions dashboard --store URL for the store of each"
             )
-        if options.dashboard.rstrip("/") in ("", options.path.rstrip("/")):
+        if not is_own_path(options.dashboard, options.path):
             raise ConfigurationError(
                 f"--dashboard {options.dashboard}: choose a path of its own, such as /sessions"
             )

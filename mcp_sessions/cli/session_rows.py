@@ -120,7 +120,12 @@ def row_of(record: SessionRecord, view: View) -> dict[str, Any]:
     }
 
 
-def details(whole: WholeSession, view: View) -> dict[str, Any]:
+def details(whole: WholeSession, view: View, latest: str | None) -> dict[str, Any]:
+    """Return one session as a row.
+
+    Args:
+        latest: The method of its newest request, as the replicas say.
+    """
     record = whole.record
     peer, current = record.client.peer, record.client.current
     events = whole.logs.get(EVENTS) or whole.logs.get(GET_STREAM)
@@ -133,7 +138,7 @@ def details(whole: WholeSession, view: View) -> dict[str, Any]:
         "ended": False,
         "why": why,
         "change": change,
-        "lastMethod": last_method(record.story),
+        "lastMethod": latest or last_method(record.story),
         "scopes": sorted(record.principal.scopes),
         "createdAt": moment(record.life.created_at),
         "endsAt": moment(record.life.ends_at),
@@ -295,27 +300,45 @@ def print_found(found: Sequence[SessionRecord | SessionEnd], view: View) -> None
     _print_fitting(lines, wraps=[3], least=[1, 2])
 
 
-def screen(records: Sequence[SessionRecord], ends: Sequence[SessionEnd], view: View) -> list[str]:
-    """Return the lines of one look at a store: how many sessions there are, those that were used
-    last, and how some ended.
+def top_row(
+    records: Sequence[SessionRecord], ends: Sequence[SessionEnd], view: View
+) -> dict[str, Any]:
+    """Return one look at a store: how many sessions there are, those that were used last, and how
+    some ended.
     """
-    size = shutil.get_terminal_size()
-    attached = sum(transport_of(each, view) != NOWHERE for each in records)
     late = Counter(end.reason.value for end in ends if end.at > view.now - _HOUR)
-    ended = ", ".join(f"{count} {reason}" for reason, count in late.most_common()) or "none"
+    return {
+        "at": moment(view.now),
+        "sessions": len(records),
+        "attached": sum(transport_of(each, view) != NOWHERE for each in records),
+        "endedInTheLastHour": dict(late.most_common()),
+        "usedLast": [
+            row_of(record, view)
+            for record in sorted(records, key=lambda each: _last_use(each, view))[:_MOST_SHOWN]
+        ],
+    }
+
+
+def screen(top: Mapping[str, Any]) -> list[str]:
+    """Return the lines of one look at a store, as many as the terminal has room for."""
+    size = shutil.get_terminal_size()
+    ends: Mapping[str, int] = top["endedInTheLastHour"]
+    ended = ", ".join(f"{count} {reason}" for reason, count in ends.items()) or "none"
     lines = [
-        f"{moment(view.now)}  {len(records)} sessions, {attached} attached",
+        f"{top['at']}  {top['sessions']} sessions, {top['attached']} attached",
         f"ended in the last hour: {ended}",
     ]
     rows = [["SESSION", "MODE", "TRANSPORT", "REPLICA", "CLIENT", "PRINCIPAL", "AGE", "IDLE"]]
-    room = max(1, size.lines - len(lines) - 2)
-    for record in sorted(records, key=lambda each: _last_use(each, view))[:room]:
-        row = row_of(record, view)
+    used: Sequence[Mapping[str, Any]] = top["usedLast"]
+    for row in used[: max(1, size.lines - len(lines) - 2)]:
+        client, principal = members_of(row["client"]), members_of(row["principal"])
+        name = " ".join(str(client[each]) for each in ("name", "version") if client.get(each))
+        who = principal["subject"] or principal["clientId"] or principal["issuer"] or "anonymous"
         rows.append(
             [
                 *(row["digest"], row["mode"], row["transport"], row["replica"] or "-"),
-                escaped((client_name(record.client.peer) or "")[:_NAME]),
-                escaped(_who(record.principal)),
+                escaped(name[:_NAME]),
+                escaped(who),
                 duration(row["age"]),
                 "-" if row["idle"] is None else duration(row["idle"]),
             ]
@@ -324,6 +347,9 @@ def screen(records: Sequence[SessionRecord], ends: Sequence[SessionEnd], view: V
     table, _ = fitted(rows, width, wraps=(), least=[1, 3, 6, 5, 4])
     return [*lines, *table]
 
+
+_MOST_SHOWN = 200
+"""Sessions of one look that are shown, at most."""
 
 _HOUR = 3_600
 

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mcp_sessions.cli import arguments as types
+from mcp_sessions.cli.dashboard import latest_method
 from mcp_sessions.cli.option_variables import fill, variables_named
 from mcp_sessions.cli.output import out
 from mcp_sessions.cli.session_rows import (
@@ -36,6 +37,7 @@ from mcp_sessions.cli.session_rows import (
     print_row,
     screen,
     story_of,
+    top_row,
 )
 from mcp_sessions.core.ends import SessionEnd, is_called
 from mcp_sessions.core.life import has_come
@@ -155,7 +157,7 @@ async def _show(
         return
     whole = await operator_store.whole(one.session_id) if isinstance(one, SessionRecord) else None
     if whole is not None:
-        row = details(whole, view)
+        row = details(whole, view, await latest_method(whole.record.session_id, operator_store))
     elif isinstance(one, SessionRecord):
         # It ended while the command ran.
         ends = await operator_store.ends()
@@ -212,11 +214,18 @@ def _numbered(told: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 async def _top(options: argparse.Namespace, operator_store: OperatorStore) -> None:
-    """Show the sessions that were used last, again and again. Without a terminal: once."""
+    """Show the sessions that were used last, again and again. Without a terminal: once, if it is no
+    JSON.
+    """
     is_terminal = sys.stdout.isatty()
     while True:
         view, live, _ = await _look(options, operator_store)
-        lines = screen(live, await operator_store.ends(), view)
+        top = top_row(live, await operator_store.ends(), view)
+        if options.json:
+            out(json.dumps(top))
+            await asyncio.sleep(FOLLOW_EVERY)
+            continue
+        lines = screen(top)
         # From the top of the screen; what was there before is erased, line by line.
         begin, erase, end = ("\x1b[H", "\x1b[K\n", "\x1b[J") if is_terminal else ("", "\n", "")
         out(begin + "".join(f"{line}{erase}" for line in lines) + end, end="")
@@ -328,7 +337,8 @@ def make_parser() -> types.OneLineParser:
     showing.add_argument(
         "session", metavar="SESSION", help="first digits of its digest, or its client's name"
     )
-    command("top", "watch the sessions that were used last", _EXAMPLES[3])
+    watching = command("top", "watch the sessions that were used last", _EXAMPLES[3])
+    watching.group("output").add("--json", "print a line of JSON each second, for programs")
     ending = command("end", "end sessions for ever, and wait for their server", _EXAMPLES[2])
     ending.add_argument("sessions", metavar="SESSION", nargs="+", help="first digits of its digest")
     return parser

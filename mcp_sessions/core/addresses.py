@@ -86,6 +86,15 @@ _NO_ADDRESS = ""
 text."""
 
 
+_OWN_PATH: Final = re.compile(r"(?!/\.well-known\b)(?:/[^/]+)*/(?!(?:healthz|readyz)\Z)[^/]+")
+
+
+def is_own_path(page: str, endpoint: str) -> bool:
+    """Whether a page has a path of its own, beside the endpoint, health checks and metadata."""
+    where = page.rstrip("/")
+    return _OWN_PATH.fullmatch(where) is not None and where != endpoint.rstrip("/")
+
+
 def text_of_address(scope: Mapping[str, Any] | None) -> str | None:
     """Return the address of a client as a record has it. None: it has none."""
     client = scope.get("client") if scope is not None else None

@@ -178,8 +178,7 @@ class Dashboard:
                 values = await self._turns.made(lambda: views.ends(snapshot, query))
                 asked = f"?reason={values['reason']}&page={values['page']}"
             case "replicas":
-                async with self._reads:
-                    values = await views.replicas(snapshot, self._snapshots.fleet)
+                values = views.replicas(snapshot)
             case "servers":
                 values = views.servers(snapshot)
             case "tasks":
@@ -213,13 +212,16 @@ class Dashboard:
             try:
                 async with self._reads:
                     whole = await self._snapshots.store.whole(session_id)
+                    latest = await self._snapshots.fleet.latest_method(session_id)
                 # Without a record it ended since.
                 ends = snapshot.ends if whole is not None else await self._snapshots.newest_ends()
             except StoreUnavailable as failed:
                 away = replace(snapshot, failure=str(failed) or "it is away")
                 return Page("away.html", title, {"snapshot": away, "digest": name}, 503)
             if whole is not None and row is not None:
-                values = views.live(self._snapshots.newer(whole.record, row), whole, snapshot)
+                values = views.live(
+                    self._snapshots.newer(whole.record, row), whole, snapshot, latest
+                )
                 return Page("session.html", title, {"snapshot": snapshot, **values})
             if whole is not None:
                 values = views.ended(self._snapshots.times.end_of_expired(whole.record), snapshot)

@@ -71,6 +71,9 @@ HOUR = 3_600.0
 
 _MINUTE = 60.0
 
+_MOST_SILENT = 50
+"""Processes that do not answer, and of which the store is asked whether they live."""
+
 _HISTORY = 150
 """Snapshots whose numbers are kept, for the lines of the first view."""
 
@@ -133,6 +136,11 @@ class Sums:
     """Of those that are attached."""
 
     troubled: list[Row] = field(default_factory=list[Row])
+    processes: Counter[str] = field(default_factory=Counter[str])
+    """Process → sessions that are attached to its connections."""
+
+    used_at: dict[str, float] = field(default_factory=dict[str, float])
+    """Process → when one of them was used last."""
 
     def add(self, row: Row) -> None:
         self.modes[row.mode] += 1
@@ -142,6 +150,9 @@ class Sums:
             self.transports[row.transport] += 1
         if row.troubles:
             self.troubled.append(row)
+        if (process := row.process) is not None:
+            self.processes[process] += 1
+            self.used_at[process] = max(self.used_at.get(process, 0.0), row.used_at or 0.0)
 
 
 class Numbers(NamedTuple):
@@ -180,6 +191,9 @@ class Snapshot:
     replicas: Sequence[Mapping[str, Any]] = ()
     """What each replica that answered said of itself."""
 
+    alive: Mapping[str, bool | None] = field(default_factory=dict[str, "bool | None"])
+    """Of the processes that did not answer, and that sessions are attached to. None: unknown."""
+
     size: StoreSize | None = None
     """With tasks, and sessions that expired. None: unknown."""
 
@@ -217,6 +231,10 @@ class Fleet(Protocol):
         """What each replica says of itself."""
         ...
 
+    async def latest_method(self, session_id: SessionId) -> str | None:
+        """The method of the newest request of a session; None: no replica knows one."""
+        ...
+
     async def is_alive(self, process: str) -> bool | None:
         """Whether a process lives; None: nobody knows."""
         ...
@@ -239,6 +257,9 @@ class NoFleet:
 
     async def look(self) -> Sequence[Mapping[str, Any]]:
         return ()
+
+    async def latest_method(self, session_id: SessionId) -> str | None:
+        return None
 
     async def is_alive(self, process: str) -> bool | None:
         return None
@@ -468,6 +489,9 @@ class Snapshots:
         known = {each.session for each in self._ends}
         ends = [*self._ends, *(each for each in not_noted if each.session not in known)]
         replicas = await self.fleet.look()
+        silent = sums.processes.keys() - {each["process"] for each in replicas}
+        newest_first = sorted(silent, key=lambda each: -sums.used_at[each])
+        alive = {each: await self.fleet.is_alive(each) for each in newest_first[:_MOST_SILENT]}
         listed = list(rows.values())
         counts = Counter[str]()
         for each in replicas:
@@ -483,8 +507,8 @@ class Snapshots:
         )
         return Snapshot(
             last.number + 1, now, listed, sums, is_cut, False, newest, ends, expired, made,
-            replicas, self._size, self._took, self._quickest, counts, self._rates(now, counts),
-            self._calls, list(self._history), by_digest=rows,
+            replicas, alive, self._size, self._took, self._quickest, counts,
+            self._rates(now, counts), self._calls, list(self._history), by_digest=rows,
         )  # fmt: skip
 
     def _rates(self, now: float, counts: Mapping[str, int]) -> Mapping[str, float]:

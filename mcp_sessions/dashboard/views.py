@@ -16,9 +16,9 @@ from urllib.parse import urlencode
 
 from mcp_sessions.core.ends import EndReason, SessionEnd, duration, is_called
 from mcp_sessions.core.messages import encode
-from mcp_sessions.core.story import Told, Why, read, why_it_lives
+from mcp_sessions.core.story import Told, Why, last_method, read, why_it_lives
 from mcp_sessions.core.task import TaskRecord
-from mcp_sessions.dashboard.snapshots import HOUR, Fleet, Numbers, Row, Snapshot
+from mcp_sessions.dashboard.snapshots import HOUR, Numbers, Row, Snapshot
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import EVENTS, GET_STREAM, SessionId, digest, replica_name
 from mcp_sessions.stores.ends_contract import why_unknown
@@ -149,7 +149,8 @@ def now(snapshot: Snapshot) -> Values:
         ],
         "troubles": _troubles(sums.troubled),
         "readings": _readings(snapshot.replicas),
-        "strangers": strangers(snapshot),
+        "strangers": _refused(snapshot, "strangers"),
+        "refused": _refused(snapshot, "refused"),
         "lines": [
             ("Sessions", line([each.sessions for each in snapshot.history])),
             ("Attached", line([each.attached for each in snapshot.history])),
@@ -182,11 +183,16 @@ def _readings(replicas: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     return [(text, total[each]) for each, text in SAID_OF_READINGS.items()]
 
 
-def strangers(snapshot: Snapshot) -> list[tuple[str, int]]:
-    """Sessions that clients name and that are not there, with the number of requests."""
+def _refused(snapshot: Snapshot, what: str) -> list[tuple[str, int]]:
+    """Whom all replicas refused most often, with the number of requests.
+
+    Args:
+        what: ``strangers``: digests of sessions that clients name and that are not there.
+            ``refused``: callers whose requests a limit refused.
+    """
     total = Counter[str]()
     for each in snapshot.replicas:
-        total.update(each.get("strangers", {}))
+        total.update(each.get(what, {}))
     return total.most_common(_TOP)
 
 
@@ -211,6 +217,13 @@ def warnings(snapshot: Snapshot) -> list[tuple[str, str]]:
                 (f"The clock of replica {each['name']} is {duration(round(abs(off)))} {side}.",
                  "replicas")
             )  # fmt: skip
+    sums = snapshot.sums
+    found += [
+        (f"Replica {replica_name(process)} gives no sign of life. Sessions that are attached "
+         f"there: {sums.processes[process]}.", "replicas")
+        for process, is_alive in snapshot.alive.items()
+        if is_alive is False and sums.used_at[process] > snapshot.at - HOUR
+    ]  # fmt: skip
     emptied = [end for end in snapshot.ends if end.reason is EndReason.EMPTIED]
     if emptied:
         found.append(
@@ -267,8 +280,12 @@ def ago(seconds: float) -> str:
 # --- one session ---------------------------------------------------------------------------------
 
 
-def live(row: Row, whole: WholeSession, snapshot: Snapshot) -> Values:
-    """A session that lives, with its story."""
+def live(row: Row, whole: WholeSession, snapshot: Snapshot, latest: str | None) -> Values:
+    """A session that lives, with its story.
+
+    Args:
+        latest: The method of its newest request, as the replicas say.
+    """
     record = whole.record
     peer, current = record.client.peer, record.client.current
     events = whole.logs.get(EVENTS) or whole.logs.get(GET_STREAM)
@@ -288,6 +305,7 @@ def live(row: Row, whole: WholeSession, snapshot: Snapshot) -> Values:
             "Expires",
             f"in {ago(row.expires_at - snapshot.at)}" if math.isfinite(row.expires_at) else "never",
         ),
+        ("Last method", latest or last_method(record.story) or "–"),
         ("Attached so far", _times(record.fencing_epoch)),
         ("Events", f"{kept} kept, newest {head}"),
         *([("Evicted", f"events up to {evicted}: the window was too small")] if evicted else []),
@@ -417,20 +435,19 @@ def ends(snapshot: Snapshot, query: Mapping[str, str]) -> Values:
 # --- replicas, servers and tasks -----------------------------------------------------------------
 
 
-async def replicas(snapshot: Snapshot, fleet: Fleet) -> Values:
+def replicas(snapshot: Snapshot) -> Values:
     """Those that answered, and those that sessions name."""
     said = {str(each.get("process")): each for each in snapshot.replicas}
-    attached = Counter(row.process for row in snapshot.rows if row.process is not None)
+    attached = snapshot.sums.processes
     rows: list[Values] = []
     for process in sorted({*said, *attached}):
         facts = said.get(process)
-        alive = True if facts is not None else await fleet.is_alive(process)
         rows.append(
             {
                 "name": replica_name(process),
                 "process": process,
                 "attached": attached[process],
-                "alive": alive,
+                "alive": facts is not None or snapshot.alive.get(process),
                 "facts": facts or {},
                 "age": ago(facts["age"]) if facts is not None else "",
                 "memory": size(facts["memory"]) if facts and facts["memory"] else "–",

@@ -186,11 +186,11 @@ async def test_the_sessions_that_were_used_last_are_watched(
 
     looks, screen = [0], sessions.screen
 
-    def counted(*of: Any) -> list[str]:
+    def counted(of: Any) -> list[str]:
         looks[0] += 1
         if looks[0] == 3:
             raise KeyboardInterrupt
-        return screen(*of)
+        return screen(of)
 
     monkeypatch.setattr(sessions, "screen", counted)
     monkeypatch.setattr(sessions, "FOLLOW_EVERY", 0.01)
@@ -204,3 +204,29 @@ async def test_the_sessions_that_were_used_last_are_watched(
         lines = each.removesuffix("\x1b[J").split("\x1b[K\n")
         assert len(lines) <= 12 and max(map(len, lines)) <= 60
         assert "SESSION" in lines[2] and "IDLE" in lines[2]
+
+
+async def test_programs_get_a_line_of_json_for_each_look(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "sessions.db"
+    async with opened(path) as store:
+        lives = await made(store, "code")
+        await ended(store, await made(store, "over"))
+    looks, top_row = [0], sessions.top_row
+
+    def counted(*of: Any) -> dict[str, Any]:
+        looks[0] += 1
+        if looks[0] == 3:
+            raise KeyboardInterrupt
+        return top_row(*of)
+
+    monkeypatch.setattr(sessions, "top_row", counted)
+    monkeypatch.setattr(sessions, "FOLLOW_EVERY", 0.01)
+    assert await run(path, "top", "--json") == 130
+    said = capsys.readouterr().out
+    lines: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines()]
+    assert len(lines) == 2 and lives.session_id not in said
+    assert (lines[0]["sessions"], lines[0]["attached"]) == (1, 0)
+    assert lines[0]["endedInTheLastHour"] == {"client": 1}
+    assert [each["digest"] for each in lines[0]["usedLast"]] == [digest(lives.session_id)]

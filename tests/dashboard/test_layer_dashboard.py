@@ -9,17 +9,23 @@ import anyio
 import httpx2
 import pytest
 from mcp.server import MCPServer
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from starlette.types import ASGIApp
 
 from mcp_sessions import SessionLayer
 from mcp_sessions.authentication.credential import OPERATOR
 from mcp_sessions.cli import serve_options
 from mcp_sessions.cli.main import main
+from mcp_sessions.dashboard.access_control import HEADERS
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import digest, replica_name
-from mcp_sessions.server.reporting.strangers import Strangers
+from mcp_sessions.server.reporting.recent_counts import RecentCounts
 from mcp_sessions.testing import MakeTwoStores
 from tests.stores.every_store import every_exchange
+from tests.support.duplex import duplex_world
+from tests.support.modern import ModernClient
+from tests.support.raw import call_params
 from tests.support.servers import serve
 
 pytestmark = pytest.mark.anyio
@@ -50,6 +56,10 @@ class Waiting:
             with anyio.fail_after(20):
                 await self.may_end.wait()
             return "done"
+
+    async def end(self) -> None:
+        """Let the calls end. For a server in another thread: in its event loop."""
+        self.may_end.set()
 
 
 @asynccontextmanager
@@ -114,15 +124,15 @@ async def test_a_client_that_names_a_session_that_is_gone_is_counted() -> None:
         assert "A client still asks for it: 3 requests" in said.text and dead not in overview
 
 
-def test_few_strangers_are_kept() -> None:
-    strangers = Strangers()
+def test_few_names_are_counted() -> None:
+    strangers = RecentCounts()
     for number in range(150):
-        strangers.named(f"session {number}")
-    strangers.named("session 149")
+        strangers.add(f"session {number}")
+    strangers.add("session 149")
 
-    counts = strangers.counts()
-    assert len(counts) == 100 and counts[digest("session 149")] == 2
-    assert digest("session 0") not in counts
+    counts = strangers.read()
+    assert len(counts) == 100 and counts["session 149"] == 2
+    assert "session 0" not in counts
 
 
 @pytest.mark.parametrize("make_two", every_exchange())
@@ -167,11 +177,70 @@ def test_a_page_that_others_can_reach_needs_authentication() -> None:
         SessionLayer(MCPServer("notes")).asgi_app(host="0.0.0.0", dashboard="/sessions")
 
 
-@pytest.mark.parametrize("path", ["", "/", "sessions", "//evil.example", "/mcp", "/mcp/"])
+OTHERS_PATHS = ["", "/", "sessions", "//evil.example", "/mcp", "/mcp/", "/healthz", "/a/readyz/"]
+
+
+@pytest.mark.parametrize("path", [*OTHERS_PATHS, "/.well-known", "/.well-known/page"])
 def test_a_page_has_a_path_of_its_own(path: str) -> None:
-    """``//evil.example`` was a redirect to that host."""
+    """``//evil.example`` was a redirect to that host. At ``/healthz`` was the health check, and the
+    page at ``/healthz/``. Under ``/.well-known`` clients look for metadata.
+    """
     with pytest.raises(ConfigurationError, match="choose a path of its own"):
         SessionLayer(MCPServer("notes")).asgi_app(dashboard=path)
+
+
+@pytest.mark.parametrize(("under", "path"), [("", "/sessions"), ("/app", "/a/sessions")])
+async def test_the_address_without_a_slash_leads_to_the_page(under: str, path: str) -> None:
+    """It had none of the strict headers. In an application that is mounted it led elsewhere."""
+    layer = SessionLayer(MCPServer("notes"))
+    app = Starlette(routes=[Mount(under, layer.asgi_app(health="/a", dashboard=path))])
+    async with layer.lifespan(), browser(app) as client:
+        answer = await client.get(f"{under}{path}")
+        assert answer.is_redirect
+        assert {name: answer.headers[name] for name in HEADERS} == dict(HEADERS)
+        page = await client.send(answer.next_request or pytest.fail("it leads nowhere"))
+        assert page.status_code == 200 and page.url.path == f"{under}{path}/"
+
+
+async def test_what_is_under_the_path_of_the_page_is_served_if_it_is_not_the_pages() -> None:
+    layer = SessionLayer(MCPServer("notes"))
+    app = layer.asgi_app("/sessions/mcp", health="/sessions", dashboard="/sessions")
+    async with layer.lifespan(), browser(app) as client:
+        assert (await client.get("/sessions/healthz")).text == "alive\n"
+        answer = await client.post("/sessions/mcp", json=INITIALIZE, headers=ACCEPT)
+        assert answer.headers["mcp-session-id"]
+        assert "<h1>Now</h1>" in (await client.get("/sessions/")).text
+
+
+async def test_the_page_says_the_last_method_while_the_session_is_attached() -> None:
+    """The story has it when the session is detached."""
+    async with duplex_world() as world:
+        client = await world.websocket()
+        await client.initialize()
+        attached = (await client.start())["sessionId"]
+        await client.result("tools/call", call_params("echo", {"text": "1"}))
+        modern = ModernClient(world.inner.carrier)
+        of_requests = (await modern.create())["sessionId"]
+        await modern.send("resources/list", {}, session=of_requests).result()
+
+        for session_id, method in ((attached, "tools/call"), (of_requests, "resources/list")):
+            async with browser(world.layer.dashboard()) as page:
+                said = (await page.get(f"/session/{digest(session_id)}")).text
+            assert f"<dt>Last method</dt><dd>{method}</dd>" in said
+
+
+@pytest.mark.parametrize("make_two", every_exchange())
+async def test_another_replica_knows_the_last_method(make_two: MakeTwoStores) -> None:
+    first, second = (SessionLayer(MCPServer("notes"), store=each) for each in make_two())
+    app, other = first.asgi_app(dashboard="/sessions"), second.asgi_app()
+    async with first.lifespan(), second.lifespan(), browser(app) as page, browser(other) as client:
+        session_id = await begun(client)
+        headers = ACCEPT | {"mcp-session-id": session_id}
+        listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+        assert (await client.post("/mcp", json=listing, headers=headers)).status_code == 200
+
+        said = "<dt>Last method</dt><dd>tools/list</dd>"
+        await seen(page, f"/sessions/session/{digest(session_id)}", said)
 
 
 def test_a_layer_without_a_store_has_no_page() -> None:
@@ -185,6 +254,7 @@ def test_a_layer_without_a_store_has_no_page() -> None:
         (["--config", "mcp.json", "--dashboard", "/sessions"], "--dashboard shows one server"),
         (["server.py", "--dashboard", "/mcp"], "choose a path of its own"),
         (["server.py", "--dashboard", "/"], "choose a path of its own"),
+        (["server.py", "--dashboard", "/healthz"], "choose a path of its own"),
         (["server.py", "--stdio", "--dashboard", "/sessions"], "--stdio serves no HTTP"),
     ],
 )

@@ -338,7 +338,17 @@ def load_of(session_id: SessionId | None, principal: Principal) -> Hashable:
     return session_id or (principal if principal != ANONYMOUS else None)
 
 
+_MOST_LATEST = 10_000
+"""Sessions whose newest request is known, about. An operator asks for it."""
+
+
 class Run(CallWork, Protocol):
+    @property
+    def request(self) -> Message: ...
+
+    @property
+    def started_at(self) -> float: ...
+
     @property
     def sessions(self) -> Sequence[SessionId]:
         """The sessions, of any mode, that must not expire while it runs."""
@@ -378,6 +388,11 @@ class Calls(Generic[R]):
         self._running: dict[R, None] = {}
         self._by_session: dict[SessionId, dict[R, None]] = {}
         self._by_key: dict[tuple[SessionId, RequestKey], R] = {}
+        self._latest: dict[SessionId, tuple[float, str]] = {}
+        self._latest_before: dict[SessionId, tuple[float, str]] = {}
+        """When the newest request of a session began, and its method: two generations, so that a
+        call makes no room itself."""
+
         self.load: Mapping[Hashable, int] = self._load
         """Sender → its requests that are being admitted, that run, or that wait for a running
         one. A sender without any is not there."""
@@ -504,10 +519,20 @@ class Calls(Generic[R]):
         self._running[run] = None
         for session_id in run.sessions:
             self._by_session.setdefault(session_id, {})[run] = None
+            self._latest[session_id] = run.started_at, run.request.method
         if run.keyed_in is not None and run.key is not None:
             self._by_key[run.keyed_in, run.key] = run
         for call in run.waiters:
             call.work = run
+
+    def latest_in(self, session_id: SessionId) -> tuple[float, str] | None:
+        """When the newest request that ran here in a session began, and its method."""
+        return self._latest.get(session_id) or self._latest_before.get(session_id)
+
+    def round(self) -> None:
+        """Forget the newest requests of the sessions that had none for long."""
+        if len(self._latest) > _MOST_LATEST:
+            self._latest_before, self._latest = self._latest, {}
 
     def handled(self, run: R) -> None:
         self._running.pop(run, None)

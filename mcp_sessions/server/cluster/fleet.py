@@ -10,6 +10,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions.errors import StoreUnavailable
@@ -26,11 +27,23 @@ logger = logging.getLogger(__name__)
 
 Facts = Mapping[str, Any]
 
+Describes = Callable[[SessionId | None], Awaitable[Facts]]
+"""Says what this process does, or what it knows of one session."""
+
 _WITHIN = 0.5
 """Seconds that a replica has for its answer."""
 
 _MOST = 200
 """Replicas whose answers are kept."""
+
+
+@dataclass(slots=True)
+class _Answers:
+    others: frozenset[str] | None
+    """Those that are waited for."""
+
+    facts: dict[str, Facts] = field(default_factory=dict[str, Facts])
+    are_all_there: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Fleet:
@@ -42,32 +55,47 @@ class Fleet:
 
     hint = ""
 
-    def __init__(self, bus: ClusterBus, own: Callable[[], Awaitable[Facts]] | None) -> None:
+    def __init__(self, bus: ClusterBus, own: Describes | None) -> None:
         self._bus, self._own = bus, own
         self.acts: dict[str, Callable[[int], Awaitable[object]]] = {}
         """What this process can be asked to do."""
 
-        self._ask = ""
-        self._answers: dict[str, Facts] = {}
-        self._expected: frozenset[str] = frozenset()
-        self._all_answered = asyncio.Event()
+        self._asked: dict[str, _Answers] = {}
+        """By the names of the questions that are open."""
+
+        self._others: frozenset[str] | None = None
+        """Those that answered last. None: nobody was asked."""
 
     def hold(self, task: asyncio.Task[Any]) -> None:
         self._bus.hold(task)
 
     async def look(self) -> Sequence[Facts]:
-        self._ask, self._answers = secrets.token_hex(8), {}
-        self._all_answered.clear()
-        if self._bus.is_shared:
-            await self._bus.try_send(Describe(ask=self._ask))
-        own = [await self._own()] if self._own is not None else []
-        if self._bus.is_shared:
-            # Those of the last look; who is new has until then.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_WITHIN):
-                    await self._all_answered.wait()
-            self._expected = frozenset(self._answers)
-        return [*own, *self._answers.values()]
+        return await self._answers_of(None)
+
+    async def latest_method(self, session_id: SessionId) -> str | None:
+        """The method of the newest request of a session that a replica runs or ran."""
+        found = [each.get("latest") for each in await self._answers_of(session_id)]
+        return max((tuple(each) for each in found if each), default=(0, None))[1]
+
+    async def _answers_of(self, session_id: SessionId | None) -> Sequence[Facts]:
+        ask, asked = secrets.token_hex(8), _Answers(self._others)
+        own: list[Facts] = []
+        self._asked[ask] = asked
+        try:
+            if self._bus.is_shared:
+                await self._bus.try_send(Describe(ask=ask, session_id=session_id))
+            if self._own is not None:
+                own = [await self._own(session_id)]
+            if self._bus.is_shared and (session_id is None or self._others != frozenset()):
+                # Those of the last look; who is new has until then.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_WITHIN):
+                        await asked.are_all_there.wait()
+        finally:
+            del self._asked[ask]
+        if session_id is None:
+            self._others = frozenset(asked.facts)
+        return [*own, *asked.facts.values()]
 
     async def is_alive(self, process: str) -> bool | None:
         try:
@@ -76,10 +104,11 @@ class Fleet:
             return None
 
     def answered(self, sender: str, message: Description) -> None:
-        if message.ask == self._ask and len(self._answers) < _MOST:
-            self._answers[sender] = message.facts
-            if self._expected and self._expected <= self._answers.keys():
-                self._all_answered.set()
+        asked = self._asked.get(message.ask)
+        if asked is not None and len(asked.facts) < _MOST:
+            asked.facts[sender] = message.facts
+            if asked.others and asked.others <= asked.facts.keys():
+                asked.are_all_there.set()
 
     async def instruct(self, process: str, message: Instruct) -> bool:
         """Let a replica do something; False if no process of that name may have heard it.
@@ -102,7 +131,7 @@ class Fleet:
     async def describe(self, sender: str, message: Describe) -> None:
         """Answer another process."""
         if self._own is not None:
-            facts = await self._own()
+            facts = await self._own(message.session_id)
             await self._bus.try_send(Description(ask=message.ask, facts=facts), to=sender)
 
 

@@ -13,11 +13,11 @@ from typing import Any, Protocol, TypeGuard
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.log import LoggedEvent
-from mcp_sessions.ids import Position, SessionId, StreamName
+from mcp_sessions.ids import Position, SessionId, StreamName, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.replica_messages import ReplicaMessage
+from mcp_sessions.server.reporting.recent_counts import RecentCounts
 from mcp_sessions.server.reporting.stories import Stories
-from mcp_sessions.server.reporting.strangers import Strangers
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attachment
 
@@ -145,7 +145,11 @@ class Replica:
     policy: SessionPolicy
     clock: Callable[[], float]
     stories: Stories
-    strangers: Strangers = field(default_factory=Strangers)
+    strangers: RecentCounts = field(default_factory=lambda: RecentCounts(digest))
+    """Digests of sessions that are not there, and that requests name."""
+
+    refused: RecentCounts = field(default_factory=RecentCounts)
+    """Callers whose requests a limit refused."""
 
     @property
     def process(self) -> str:

@@ -409,6 +409,9 @@ class Describe:
     ask: str
     """The sender's name for this look."""
 
+    session_id: SessionId | None = None
+    """Say what you know of this session alone. A release before this member says all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:

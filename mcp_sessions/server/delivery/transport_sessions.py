@@ -79,7 +79,7 @@ class TransportSessions:
         if joint is not None:
             joint.became(admitted.current if admitted is not None else None)
         if admitted is None:
-            self._strangers.named(session_header)
+            self._strangers.add(session_header)
             raise SessionNotFound(session_header, status=Status.NOT_FOUND)
         record = admitted.record
         if record.mode is not Mode.TRANSPORT:

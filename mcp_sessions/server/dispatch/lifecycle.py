@@ -259,6 +259,7 @@ class Lifecycle:
             StoreUnavailable: Some of it is lost.
         """
         self._long_ones.look()
+        self._runner.calls.round()
         await self._stories.write()
 
     async def measure(self) -> None:

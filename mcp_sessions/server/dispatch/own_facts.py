@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from mcp_sessions import metrics
 from mcp_sessions.core.availability import Availability
-from mcp_sessions.ids import digest, replica_name
+from mcp_sessions.ids import SessionId, digest, replica_name
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.reporting.stories import word_of
@@ -55,8 +55,15 @@ class OwnFacts:
         self._clock = self._replica.clock
         self._started = self._clock()
 
-    async def read(self) -> dict[str, Any]:
-        """Return plain values, as JSON has them: no id, and nothing that a client sent."""
+    async def read(self, session_id: SessionId | None = None) -> dict[str, Any]:
+        """Return plain values, as JSON has them: no id, and nothing that a client sent.
+
+        Args:
+            session_id: Return what is known of this session alone.
+        """
+        if session_id is not None:
+            latest = self._runner.calls.latest_in(session_id)
+            return {"latest": (latest[0], word_of(latest[1])) if latest is not None else None}
         replica, now = self._replica, self._clock()
         running = [each for each in self._runner.active if not each.is_listen]
         children = list(self._children.described())[:_CHILDREN] if self._children else []
@@ -92,7 +99,8 @@ class OwnFacts:
                 if each.gauge in _READINGS
             ],
             "counts": metrics.tally(),
-            "strangers": replica.strangers.counts(),
+            "strangers": replica.strangers.read(),
+            "refused": replica.refused.read(),
         }
 
 

@@ -43,6 +43,7 @@ from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.outbound import LateOutbound
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions.stores.ends_contract import principal_name
 from mcp_sessions.stores.limits import check_peer
 from mcp_sessions.stores.records import Peer, SessionRecord
 
@@ -205,12 +206,22 @@ class Router:
             await call.answer(Outcome(None, failed.error))
 
     def _tell(self, call: Call, refused: WireError) -> None:
-        """Note a refusal for the story of the session that the request was admitted to."""
-        record = call.record or call.inbound.http.record
-        if record is not None:
-            why = refused.limit if isinstance(refused, LimitReached) else type(refused).__name__
+        """Note a refusal for the story of the session that the request was admitted to. A limit
+        may have refused it before: then for that of the one session that its connection has.
+        """
+        inbound, why = call.inbound, type(refused).__name__
+        record, connection = call.record or inbound.http.record, inbound.connection
+        sessions = [record.session_id] if record is not None else []
+        if isinstance(refused, LimitReached):
+            why = refused.limit
+            self._replica.refused.add(
+                principal_name(inbound.principal) or inbound.address or "anonymous"
+            )
+            if record is None and connection is not None and len(connection.attached) == 1:
+                sessions = [*connection.attached]
+        for session_id in sessions:
             text = f"refused {why} {word_of(call.request.method)}"
-            self._replica.stories.count(record.session_id, text)
+            self._replica.stories.count(session_id, text)
 
     def reported(self, notification: Message, inbound: Inbound) -> Coroutine[Any, Any, None] | None:
         """Pass a report of progress on to the asker of its question; None: it is no such report.

@@ -153,7 +153,7 @@ class Association(Stage):
         if use is not None and (admitted is None or admitted.key is not Begun.FIRST):
             self._runner.runs.settle(use.run)
         if admitted is None:
-            self._strangers.named(session_id)
+            self._strangers.add(session_id)
             raise SessionNotFound(session_id)
         return admitted
 
