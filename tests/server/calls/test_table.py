@@ -180,6 +180,7 @@ class Busy(Running):
         super().__init__()
         self.waiters = [call]
         self.session_id = self.keyed_in = SessionId("s")
+        self.started_at, self.request = 7.0, call.request
         self.key = RequestKey("k")
         self.sessions = [self.session_id, SessionId("transport")]
 
@@ -205,3 +206,22 @@ def test_what_runs_holds_its_sessions_and_its_key_until_it_ends() -> None:
 
     calls.handled(second)
     assert not calls.held and not calls.running
+
+
+def test_the_newest_request_of_a_session_is_known_for_a_while() -> None:
+    """An operator asks. Rounds make room, so that a call does not."""
+    calls = Calls[Busy](9)
+    run = Busy(opened(calls, 1))
+    calls.begins(run)
+    calls.end(run)
+    assert calls.latest_in(run.session_id) == (7.0, run.request.method)
+
+    for _ in range(2):
+        for number in range(10_001):
+            other = Busy(opened(calls, 2))
+            other.sessions = [SessionId(f"session {number}")]
+            calls.begins(other)
+            calls.end(other)
+        calls.round()
+    assert calls.latest_in(run.session_id) is None
+    assert calls.latest_in(SessionId("session 0")) is not None
