@@ -187,7 +187,7 @@ class Commands:
             raise
 
     def _refused(self, refused: ResponseError, key: str) -> Exception:
-        if str(refused).startswith("EVENTIDS"):
+        if "EVENTIDS" in str(refused):
             return OverflowError("this event log has issued its last id")
         named = key if self._namespace in key else None
         failed = unavailable(refused, self._link.server, key=named)

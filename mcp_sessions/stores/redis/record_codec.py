@@ -66,6 +66,11 @@ def decoded(text: bytes) -> str:
     return text.decode("utf-8", "surrogatepass")
 
 
+def optional(*values: bytes | str | None) -> list[bytes | str | int]:
+    """Values as ``optional()`` of ``lua/session.lua`` takes them."""
+    return [part for each in values for part in ((0, "") if each is None else (1, each))]
+
+
 def owner_of(principal: Principal) -> bytes:
     return packed([principal.client_id, principal.issuer, principal.subject])
 
@@ -279,20 +284,12 @@ def _stored_event(
 
 
 def event_at(
-    place: Position,
-    payload: bytes,
-    at: float,
-    key: str | None,
-    origin: str | None,
-    event_id: SessionEventId | None = None,
+    place: Position, payload: bytes, at: float, key: str | None, origin: str | None
 ) -> LoggedEvent:
-    """Args:
-    place: The event is the last one before this position.
-    event_id: Its id, if the caller has it.
-    """
+    """The event that is the last one before a position."""
     source = SessionId(origin) if origin is not None else None
     own = (source, key) if key is not None else None
-    return LoggedEvent(event_id or place.event_id(), place.number, payload, at, own, source)
+    return LoggedEvent(place.event_id(), place.number, payload, at, own, source)
 
 
 def events_of(log_epoch: LogEpoch, entries: Iterable[Sequence[Any]]) -> tuple[LoggedEvent, ...]:

@@ -36,6 +36,7 @@ from mcp_sessions.stores.redis.record_codec import (
     events_of,
     fields_of,
     of_kind,
+    optional,
     owner_of,
     packed,
     pair_of,
@@ -102,9 +103,7 @@ class BelongingsInRedis(Lists):
         )
         if before:
             self._sessions.changed(session_id, before[0], token.encode(), with_one=uri)
-        if outcome == b"for ever":
-            await self._run("note_subscriber", [key], tag, token, 0)
-        elif outcome != b"subscribed":
+        if outcome != b"subscribed":
             await self._run("drop_subscriber", [key], tag, token)
         if outcome in (b"max_subscriptions", b"max_subscription_bytes"):
             is_count = outcome == b"max_subscriptions"
@@ -139,9 +138,7 @@ class BelongingsInRedis(Lists):
         if answer is None:
             await self._drop_subscribers(tag, wanted)
             return False
-        if answer[0] == b"for ever":
-            await self._note_subscribers(tag, token, uris, 0)
-        before = tokens_of(answer[1])
+        before = tokens_of(answer)
         gone = {uri: token for uri, token in before.items() if uri not in wanted}
         await self._drop_subscribers(tag, gone)
         return True
@@ -297,9 +294,6 @@ def _values_of(whole: WholeSession, member: str, token: str) -> list[Value]:
         for name, value in pairs.items():
             values.extend((name, value))
 
-    def add_optional(value: Value | None) -> None:
-        values.extend((0, "") if value is None else (1, value))
-
     record = whole.record
     client = record.client
     add(_fields(whole, member, token))
@@ -311,16 +305,15 @@ def _values_of(whole: WholeSession, member: str, token: str) -> list[Value]:
             for origin, at in whole.carried.items()
         }
     )
-    add_optional(packed(whole.data.value) if whole.data is not None else None)
+    values += optional(packed(whole.data.value) if whole.data is not None else None)
     values.append(len(whole.logs))
     for name, log in whole.logs.items():
         values += name, log.counts.log_epoch, log.counts.head, log.counts.floor
         values += log.counts.evicted, len(log.events)
         for event in log.events:
             values += event.number, repr(event.at), event.payload
-            add_optional(event.key[1] if event.key is not None else None)
-            add_optional(event.origin)
-            add_optional(log.names.get(event.number))
+            key = event.key[1] if event.key is not None else None
+            values += optional(key, event.origin, log.names.get(event.number))
     values.append(len(whole.keys))
     for key, entry in whole.keys:
         values += key, key_cost(key), entry.digest, entry.runner, entry.run

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from mcp_sessions.core.log import PAGE_BYTES, Draft, LoggedEvent
-from mcp_sessions.core.states import Mode
 from mcp_sessions.core.story import Entry
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
@@ -37,6 +36,7 @@ from mcp_sessions.stores.redis.record_codec import (
     decoded,
     event_at,
     events_of,
+    optional,
     stored_attachment,
     unpacked,
     unreadable,
@@ -52,22 +52,15 @@ class EventsInRedis(Lists):
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:
         now = await self._clock.at(now)
-        optional = (
-            draft.after,
-            draft.key,
-            draft.origin,
-            draft.name,
-        )
         since = await self._clock.at(draft.since) if draft.since is not None else None
         answer = await self._on(
             session_id,
             "append",
             *self._moment(now),
             stream,
-            draft.before,
-            *(value if value is not None else b"" for value in optional),
-            "".join("0" if value is None else "1" for value in optional),
             repr(since) if since is not None else "",
+            draft.before,
+            *optional(draft.after, draft.key, draft.origin, draft.name),
         )
         if answer is None:
             return None
@@ -102,7 +95,6 @@ class EventsInRedis(Lists):
         now: float,
         again: bool = False,
     ) -> Sequence[AppendedChange]:
-        key = change.event.key
         answers = await self._on_each(
             "append_change",
             [self._key(session_id) for session_id in session_ids],
@@ -113,15 +105,12 @@ class EventsInRedis(Lists):
             change.listed or "",
             *change.event.parts,
             change.bare.before,
-            key if key is not None else b"",
-            int(key is not None),
+            *optional(change.event.key),
         )
         changes: list[AppendedChange] = []
         for session_id, answer in zip(session_ids, answers, strict=True):
             if answer == b"broken":
                 logger.error("a change is not in a session's log: a value in Redis cannot be read")
-            elif answer == b"full":
-                logger.error("a session's event log has issued its last id")
             elif answer not in (b"gone", b"not entitled"):
                 changes.append(_appended_of(session_id, change, now, answer))
             elif change.uri is not None:
@@ -232,8 +221,7 @@ class EventsInRedis(Lists):
             event.number,
             int(skips),
             event.payload,
-            key if key is not None else b"",
-            int(key is not None),
+            *optional(key),
         )
         if answer is None:
             return Relayed()
@@ -259,8 +247,7 @@ class EventsInRedis(Lists):
             "attach",
             *self._moment(now),
             *_position_args(position),
-            connection_id or "",
-            int(connection_id is not None),
+            *optional(connection_id),
             int(only_if_free),
             *await self._dated(entry),
         )
@@ -305,16 +292,12 @@ def _head_of(answer: ScriptAnswer) -> StreamHead:
 def _appended_of(
     session_id: SessionId, change: ServerChange, now: float, answer: Sequence[Any]
 ) -> AppendedChange:
-    _, stream, epoch, number, connection, fence, replaced = answer
+    stream, epoch, number, payload, connection, fence, replaced = answer
     place = Position(LogEpoch(epoch.decode()), int(number))
-    event_id = place.event_id()
-    mode = Mode.PROTOCOL if stream == b"events" else Mode.TRANSPORT
-    name, draft = change.draft_for(mode, session_id)
-    payload = draft.encode(event_id)
     return AppendedChange(
         session_id,
-        name,
-        event_at(place, payload, now, draft.key, None, event_id),
+        StreamName(stream.decode()),
+        event_at(place, payload, now, change.event.key, None),
         stored_attachment(connection, fence),
         bool(replaced),
     )

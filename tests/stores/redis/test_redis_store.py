@@ -38,7 +38,7 @@ from mcp_sessions.stores.redis import lists
 from mcp_sessions.stores.redis.lists import MARGIN
 from mcp_sessions.stores.redis.redis_store import RedisStore
 from mcp_sessions.stores.urls import open_store
-from mcp_sessions.testing.parts import subscribers_of
+from mcp_sessions.testing.parts import change_of, subscribers_of
 from tests.stores import opening
 from tests.stores.opening import NOW, POLICY, new
 from tests.support.duplex import duplex_world
@@ -93,7 +93,9 @@ async def use_everything(store: RedisStore, mode: Mode = Mode.PROTOCOL) -> Sessi
             await store.append(session_id, Draft(b"{}", key=key), now=NOW, stream=stream)
     await store.admit(session_id, ANONYMOUS, mode=mode, now=NOW, key=KEY)
     await store.finish_request(session_id, KEY.key, b'"result":{}', now=NOW)
-    await store.subscribe(session_id, "note://1")
+    if mode is not Mode.AGENT:
+        # ACP has no resources.
+        await store.subscribe(session_id, "note://1")
     await store.change_state(session_id, {"a": 1}, ())
     await store.replace_data(session_id, {"b": 2}, expected_version=0)
     head = await store.head(session_id)
@@ -679,6 +681,24 @@ async def test_a_log_whose_events_are_gone_begins_anew() -> None:
     assert appended is not None and appended.event.number == 1
     position = parse_position(appended.event.event_id)
     assert position is not None and position.log_epoch > head.log_epoch
+
+
+async def test_a_log_at_its_end_issues_no_other_id() -> None:
+    """EVT7. A change of the server, which others get too, begins it anew."""
+    async with opened() as store:
+        session_id = await use_everything(store)
+        key = store_key(store, session_id)
+        packed: bytes = await asked(store, "HGET", key, "l:events")
+        incarnation, epoch, _, *rest = packed.split(b" ")
+        at_its_end = b" ".join([incarnation, epoch, b"999999999999", *rest])
+        await asked(store, "HSET", key, "l:events", at_its_end)
+
+        with pytest.raises(OverflowError):
+            await store.append(session_id, Draft(b"{}"), now=NOW)
+        assert await store.append_change([session_id], change_of("note://1"), now=NOW) == []
+        head = await store.head(session_id)
+
+    assert head is not None and head.number == 0 and head.log_epoch > epoch.decode()
 
 
 async def test_a_session_whose_record_is_gone_is_gone() -> None:

@@ -46,7 +46,7 @@ if field == 'lists' then
     end
     share_lifetime(uris)
     redis.call('HSET', base, 'lists', value, 'uris', ARGV[3], 'ub', whole(bytes))
-    return { ends == 'inf' and 'for ever' or 'subscribed', before }
+    return before
 end
 if not value then
     return redis.call('HDEL', base, field)
@@ -76,7 +76,7 @@ end
 redis.call('HSET', uris, ARGV[1], ARGV[2])
 share_lifetime(uris)
 redis.call('HSET', base, 'uris', ARGV[2])
-return { ends == 'inf' and 'for ever' or 'subscribed', before }
+return { 'subscribed', before }
 
 -- script unsubscribe: session
 -- ARGV: uri, token. Whether the session is there, the token of the subscription, and what changed
@@ -216,9 +216,8 @@ local function take()
 end
 
 local function take_optional()
-    local is_there = take() == '1'
-    local value = take()
-    return is_there and value
+    at = at + 2
+    return optional(at - 2)
 end
 
 local now = tonumber(take())

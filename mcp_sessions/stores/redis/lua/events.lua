@@ -4,32 +4,26 @@
 -- anew, and the window: the most events, the most bytes, the greatest age.
 
 -- script append: session log
--- ARGV: the moment (5), stream, before, after, key, origin, name, which of the last four there are
--- (four digits), since when it may be stored already (empty: it is not)
+-- ARGV: the moment (5), stream, since when it may be stored already (empty: it is not), before, and
+-- each optional: after, key, origin, name
 local ends = redis.call('HGET', base, 'ends')
-local now, stream, flags, since = tonumber(ARGV[1]), ARGV[6], ARGV[12], tonumber(ARGV[13])
+local now, stream, since = tonumber(ARGV[1]), ARGV[6], tonumber(ARGV[7])
 if not ends or has_come(ends, now) then
     return false
 end
 ends = seconds(ends)
 local log = open_or_make_log(stream, ARGV[2], ends)
 local window = window_of(log, ends)
-local function given(at)
-    return string.sub(flags, at, at) == '1' and ARGV[7 + at] or nil
-end
 local number, stored = nil, nil
 if since then
-    number, stored = stored_before(log, ARGV[11], since)
+    number, stored = stored_before(log, ARGV[16], since)
 end
 if number then
     local attached = redis.call('HMGET', base, 'conn', 'fence')
     return { log.epoch, whole(number), stored, attached[1], attached[2], 0 }
 end
 local payload, connection, fence, replaced = append(
-    log, now, window, ARGV[7], given(1), given(2), given(3), given(4))
-if not payload then
-    return redis.error_reply('EVENTIDS this event log has issued its last id')
-end
+    log, now, window, ARGV[8], optional(9), optional(11), optional(13), optional(15))
 -- A response stream whose process died is dropped by nobody: what is too old to be replayed
 -- leaves it with the first event of a newer one. :r has the response streams that hold events,
 -- by the time of their oldest; a few of those that are due are looked at each time, so that an
@@ -67,10 +61,10 @@ return { log.epoch, whole(log.head), payload, connection, fence, replaced }
 -- ARGV: the moment (5), what names the change, since when it may be stored
 -- already (empty: it is not), the resource that was updated, the list that changed (one of them is
 -- empty), what is before the session's id, between that and the event's, after both, the message
--- without either, its key, whether it has one.
--- Of each session: its id, its stream, epoch and number of the event, who is attached, the fencing
+-- without either, its key (optional).
+-- Of each session: its stream, epoch, number and payload of the event, who is attached, the fencing
 -- epoch, whether an older event was replaced; or why it has none.
-local now, since, key = tonumber(ARGV[1]), tonumber(ARGV[7]), ARGV[15] == '1' and ARGV[14] or nil
+local now, since, key = tonumber(ARGV[1]), tonumber(ARGV[7]), optional(14)
 local change, uri, list = ARGV[6], ARGV[8], ARGV[9]
 
 -- As core/entitlement.py (EVT1).
@@ -100,20 +94,21 @@ local function append_to_session()
     local is_protocol = mode == 'protocol'
     local stream = is_protocol and 'events' or 'get'
     local log = open_or_make_log(stream, ARGV[2], ends)
-    local number, replaced = since and stored_before(log, change, since), 0
+    local number, payload, replaced = nil, nil, 0
+    if since then
+        number, payload = stored_before(log, change, since)
+    end
     if not number then
+        local _
         local before, after = ARGV[13], nil
         if is_protocol then
             before, after = ARGV[10] .. id .. ARGV[11], ARGV[12]
         end
-        local payload, _, _, was_there = append(
+        payload, _, _, replaced = append(
             log, now, window_of(log, ends), before, after, key, nil, change)
-        if not payload then
-            return 'full'
-        end
-        number, replaced = log.head, was_there
+        number = log.head
     end
-    return { id, stream, log.epoch, whole(number), fields[5], fields[6], replaced }
+    return { stream, log.epoch, whole(number), payload, fields[5], fields[6], replaced }
 end
 
 local function begin_anew()
@@ -200,8 +195,8 @@ share_lifetime(base .. ':c')
 return 1
 
 -- script relay: session log
--- ARGV: the moment (5), origin, fencing epoch, log epoch and number of the event, skips, payload, key,
--- whether it has one
+-- ARGV: the moment (5), origin, fencing epoch, log epoch and number of the event, skips, payload, key
+-- (optional)
 -- As core/attachment.py: once, and in the order of the session's own log (ATT6).
 local ends, now = redis.call('HGET', base, 'ends'), tonumber(ARGV[1])
 if not ends or has_come(ends, now) then
@@ -225,16 +220,13 @@ if number > last + 1 and ARGV[10] ~= '1' then
 end
 redis.call('HSET', base .. ':c', origin, table.concat({ ARGV[7], epoch, whole(number) }, ' '))
 local log = open_or_make_log('get', ARGV[2], ends)
-local payload = append(
-    log, now, window_of(log, ends), ARGV[11], nil, ARGV[13] == '1' and ARGV[12] or nil, origin)
-if not payload then
-    return redis.error_reply('EVENTIDS this event log has issued its last id')
-end
+append(
+    log, now, window_of(log, ends), ARGV[11], nil, optional(12), origin)
 return { 'relayed', log.epoch, whole(log.head) }
 
 -- script attach: session log story
--- ARGV: the moment (5), why the position is none, its epoch, its number; connection, whether there is
--- one, only if free; of the entry of its story, the time and the text
+-- ARGV: the moment (5), why the position is none, its epoch, its number; connection (optional), only
+-- if free; of the entry of its story, the time and the text
 --
 -- As core/attachment.py: the newest attachment is the only one (RES3, TKO1).
 local fields = redis.call('HMGET', base, 'ends', 'conn', 'fence', 'maker', 'waits')
@@ -250,15 +242,16 @@ if redis.call('HDEL', base, 'lost') == 1 then
 end
 local entries, reason = since(log, ends, 6, '')
 redis.call('HSET', base, 'fence', whole(fence))
-if ARGV[10] == '1' then
-    redis.call('HSET', base, 'conn', ARGV[9])
+local connection = optional(9)
+if connection then
+    redis.call('HSET', base, 'conn', connection)
     redis.call('HDEL', base, 'waits')
 else
     fields[5] = false
     redis.call('HDEL', base, 'conn')
 end
 if ARGV[12] then
-    local taken = fields[2] and fields[2] ~= ARGV[9] and 'over' or 'free'
+    local taken = fields[2] and fields[2] ~= connection and 'over' or 'free'
     tell(ARGV[12], table.concat({
         ARGV[13], taken, ARGV[6] == '' and ARGV[8] or '-', whole(log.head), #(entries or {}),
         whole(log.evicted), reason or '-',

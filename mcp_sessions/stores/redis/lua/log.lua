@@ -218,11 +218,12 @@ local function stored_before(log, name, since)
     end
 end
 
--- Stores an event, and notifies those that watch the stream, in one step. Returns its payload, who is attached (or false), the fencing epoch and whether it replaced an older one; or
--- nil. `name`: of the event in its log, if it has one.
+-- Stores an event, and notifies those that watch the stream, in one step. Returns its payload, who is
+-- attached (or false), the fencing epoch and whether it replaced an older one (1). `name`: of the event
+-- in its log, if it has one.
 local function append(log, now, window, before, after, key, origin, name)
     if log.head >= LAST_NUMBER then
-        return nil
+        error('EVENTIDS')
     end
     log.head = log.head + 1
     local payload = before

@@ -36,6 +36,11 @@ local function has_come(deadline, moment)
     return seconds(deadline) <= seconds(moment)
 end
 
+-- ARGV says at a place whether there is a value, and then has it; nil: there is none.
+local function optional(at)
+    return ARGV[at] == '1' and ARGV[at + 1] or nil
+end
+
 -- Whether sessions of a mode are named on the wire.
 local function is_named(mode)
     return mode == 'transport' or mode == 'protocol'
