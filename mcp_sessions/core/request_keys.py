@@ -195,7 +195,7 @@ class RequestKeys:
 
         Args:
             answers: Of ``size``, the bytes of kept answers.
-            known: It may be a part of them.
+            known: It may be a part of them. Whatever changes is put into it, or popped.
             finished: Those that finished, oldest first. It may be the beginning, which raises an
                 error of its own at its end.
             answered: In the same way, those whose answer is kept.
@@ -263,6 +263,7 @@ class RequestKeys:
             if begun is Begun.FIRST:
                 known.runner, known.run, known.scopes = use.runner, use.run, use.scopes
                 known.at = now
+                self._known[use.key] = known
             return begun, known
         cost = key_cost(use.key)
         if not self._make_room(cost):
@@ -282,6 +283,7 @@ class RequestKeys:
         if entry is None or entry.state is not KeyState.RUNNING:
             return False
         entry.at = now
+        self._known[key] = entry
         self._finished.append(key)
         if outcome is None or not self._make_room(len(outcome)):
             entry.state = KeyState.DROPPED
@@ -296,10 +298,12 @@ class RequestKeys:
         if not has_room(wanted, size=self.size, answers=self._answers, max_bytes=self.max_bytes):
             return False
         while self.size + wanted > self.max_bytes:
-            entry = self._known[self._answered.popleft()]
+            key = self._answered.popleft()
+            entry = self._known[key]
             self.size -= len(entry.outcome)
             self._answers -= len(entry.outcome)
             entry.state, entry.outcome = KeyState.DROPPED, b""
+            self._known[key] = entry
         return True
 
     def _expire(self, now: float) -> None:

@@ -19,15 +19,14 @@ from mcp_sessions.core.life import (
     admission,
     has_come,
     idle_deadline,
-    new_life,
 )
-from mcp_sessions.core.log import UNBOUNDED, EventLog
+from mcp_sessions.core.log import EventLog
 from mcp_sessions.core.request_keys import KeyUse, RequestKeys, found
-from mcp_sessions.core.states import UNNAMED, Mode
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.security import mint_log_epoch, mint_process, mint_session_id
+from mcp_sessions.security import mint_log_epoch, mint_process
 from mcp_sessions.stores.contract import StateConflict
 from mcp_sessions.stores.ends_contract import EndedOutside
 from mcp_sessions.stores.exchange import Exchange
@@ -41,7 +40,14 @@ from mcp_sessions.stores.limits import (
     text_size,
 )
 from mcp_sessions.stores.memory.memory_events import EventsInMemory
-from mcp_sessions.stores.memory.tables import Expiring, MemorySession, Owner, Tables, json_size
+from mcp_sessions.stores.memory.tables import (
+    Expiring,
+    MemorySession,
+    Owner,
+    Tables,
+    json_size,
+    new_session,
+)
 from mcp_sessions.stores.memory.whole_in_memory import session_of, whole_of
 from mcp_sessions.stores.probe import StoreSize
 from mcp_sessions.stores.record_changes import (
@@ -59,7 +65,6 @@ from mcp_sessions.stores.records import (
     CurrentUse,
     Data,
     Peer,
-    SessionClient,
     SessionPage,
     SessionRecord,
     StoredState,
@@ -147,22 +152,17 @@ class MemoryStore(EventsInMemory, Expiring, EndsInMemory):
         check_peer(peer, policy)
         owner = self._by_principal.get(principal) or Owner(principal)
         check_sessions(len(self._sessions), owner.sessions, policy, mode)
-        session_id = session_id or mint_session_id()
-        life = new_life(mode, now=now, policy=policy)
-        record = SessionRecord(session_id, mode, principal, life, SessionClient(peer))
-        record.is_new = True
-        log = None
+        session = new_session(session_id, mode, principal, peer, now, policy)
+        record = session.record
+        session_id, expires_at = record.session_id, record.life.expires_at
         if mode is Mode.CONVERSATION and owner.principal.scopes == principal.scopes:
             # Its credential is no part of it, and there may be many of one principal.
             record.principal = owner.principal
-        if mode not in UNNAMED:
-            is_kept_whole = mode is Mode.AGENT
-            log = EventLog(mint_log_epoch(), UNBOUNDED if is_kept_whole else self._window)
-        self._sessions[session_id] = MemorySession(record, log)
+        self._sessions[session_id] = session
         self._by_principal[principal] = owner
         owner.sessions += 1
-        if life.expires_at != math.inf:
-            heapq.heappush(self._deadlines, (life.expires_at, session_id))
+        if expires_at != math.inf:
+            heapq.heappush(self._deadlines, (expires_at, session_id))
         return record
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:

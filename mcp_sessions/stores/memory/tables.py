@@ -20,17 +20,18 @@ from mcp_sessions.core.life import (
     idle_time,
     idle_times,
     is_unused,
+    new_life,
     unused_by,
 )
-from mcp_sessions.core.log import EventLog, window_of
+from mcp_sessions.core.log import UNBOUNDED, EventLog, Window, window_of
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.request_keys import RequestKeys
-from mcp_sessions.core.states import Mode
+from mcp_sessions.core.states import UNNAMED, Mode
 from mcp_sessions.ids import EVENTS, GET_STREAM, Position, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.security import mint_log_epoch
-from mcp_sessions.stores.records import Data, SessionRecord
+from mcp_sessions.security import mint_log_epoch, mint_session_id
+from mcp_sessions.stores.records import Data, Peer, SessionClient, SessionRecord
 
 
 @dataclass(slots=True)
@@ -57,6 +58,31 @@ class Owner:
 _POLICY = SessionPolicy()
 _IDLE_TIMES = idle_times(_POLICY)
 _WINDOW = window_of(_POLICY)
+
+
+def window_for(mode: Mode, stream: StreamName, window: Window) -> Window:
+    """Return the window of a log. That of an agent's session is kept whole."""
+    return UNBOUNDED if mode is Mode.AGENT and stream == EVENTS else window
+
+
+def new_session(
+    session_id: SessionId | None,
+    mode: Mode,
+    principal: Principal,
+    peer: Peer | None,
+    now: float,
+    policy: SessionPolicy,
+) -> MemorySession:
+    """Return a session that is made now, with a new id if it has none."""
+    life = new_life(mode, now=now, policy=policy)
+    client = SessionClient(peer)
+    record = SessionRecord(session_id or mint_session_id(), mode, principal, life, client)
+    record.is_new = True
+    if mode in UNNAMED:
+        return MemorySession(record, None)
+    return MemorySession(
+        record, EventLog(mint_log_epoch(), window_for(mode, EVENTS, window_of(policy)))
+    )
 
 
 class Tables:

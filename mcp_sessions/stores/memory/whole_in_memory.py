@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mcp_sessions.core.log import UNBOUNDED, EventLog, Window
+from mcp_sessions.core.log import EventLog, Window
 from mcp_sessions.core.request_keys import RequestKeys
-from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import EVENTS, Position, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.limits import text_size
-from mcp_sessions.stores.memory.tables import MemorySession
+from mcp_sessions.stores.memory.tables import MemorySession, window_for
 from mcp_sessions.stores.whole_sessions import WholeSession, whole_log
 
 
 def session_of(whole: WholeSession, window: Window, policy: SessionPolicy) -> MemorySession:
-    is_agent = whole.record.mode is Mode.AGENT
     logs = {
         name: EventLog.restored(
             log.counts,
-            UNBOUNDED if is_agent and name == EVENTS else window,
+            window_for(whole.record.mode, name, window),
             {event.number: event for event in log.events},
             dict(log.names),
         )

@@ -252,7 +252,7 @@ def _writing(parts: frozenset[str]) -> tuple[str, Sequence[str]]:
             " ON CONFLICT (sid, tag, key) DO UPDATE SET runner = excluded.runner,"
             " run = excluded.run, scopes = excluded.scopes, at = excluded.at,"
             " state = excluded.state, outcome = excluded.outcome,"
-            " finished = coalesce(excluded.finished, keys.finished))"
+            " finished = coalesce(keys.finished, excluded.finished))"
         )
     if "gone_keys" in parts:
         gone = table("y", sid="text", tag="bigint", key="bytea")

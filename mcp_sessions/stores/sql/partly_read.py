@@ -1,4 +1,4 @@
-"""Logs and keys of which a step read some rows only.
+"""Logs and keys of which a step read some rows, and that note what changed since.
 
 They decide as whole ones do. If a decision needs a row that was not read, they raise
 :class:`NotRead`. The step then reads more, and decides anew.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.core.log import EventLog, LoggedEvent
+from mcp_sessions.core.request_keys import KeyedRequest
 from mcp_sessions.ids import RequestKey
 
 
@@ -31,18 +32,42 @@ class LeftOut(bytes):
         return self.size
 
 
-class ReadEvents(dict[int, LoggedEvent]):
-    """The events of a log that were read, by number.
+class NotedEvents(dict[int, LoggedEvent]):
+    """The events of a log, by number, and which of them changed since they were written.
+
+    Args:
+        is_read: All that the log has are here.
+    """
+
+    __slots__ = ("added", "is_read", "removed")
+
+    def __init__(self, events: Iterable[LoggedEvent] = (), *, is_read: bool = True) -> None:
+        super().__init__((event.number, event) for event in events)
+        self.is_read = is_read
+        self.added: list[int] = []
+        self.removed: list[int] = []
+
+    def __setitem__(self, number: int, event: LoggedEvent) -> None:
+        self.added.append(number)
+        super().__setitem__(number, event)
+
+    def pop(self, number: int, /) -> LoggedEvent:  # type: ignore[override]
+        self.removed.append(number)
+        return super().pop(number)
+
+
+class ReadEvents(NotedEvents):
+    """The events of a log that were read.
 
     Args:
         read: Ranges of numbers. Each is (after, last): every event in it was read.
     """
 
+    __slots__ = ("_read",)
+
     def __init__(self, events: Iterable[LoggedEvent], read: Sequence[tuple[int, int]]) -> None:
-        super().__init__((event.number, event) for event in events)
+        super().__init__(events)
         self._read = read
-        self.stored = frozenset(self)
-        """The numbers that have a row."""
 
     def __contains__(self, number: object) -> bool:
         if super().__contains__(number):
@@ -50,6 +75,36 @@ class ReadEvents(dict[int, LoggedEvent]):
         if isinstance(number, int) and any(after < number <= last for after, last in self._read):
             return False
         raise NotRead
+
+
+def changed_events(log: EventLog) -> tuple[list[tuple[LoggedEvent, str | None]], list[int]]:
+    """Return the events that were added to a log, each with its name, and the numbers of those that
+    went. Of a log that was made anew, or emptied, all were added.
+    """
+    events = log.events
+    added, removed = list(events), list[int]()
+    if isinstance(events, NotedEvents):
+        added, removed = events.added, events.removed
+    there = [(event, log.name_of(n)) for n in added if (event := events.get(n)) is not None]
+    return there, [number for number in removed if number not in added]
+
+
+class NotedKeys(dict[RequestKey, KeyedRequest]):
+    """The keys of a session, and which of them changed since they were written."""
+
+    __slots__ = ("changed",)
+
+    def __init__(self, known: Iterable[tuple[RequestKey, KeyedRequest]]) -> None:
+        super().__init__(known)
+        self.changed: set[RequestKey] = set()
+
+    def __setitem__(self, key: RequestKey, entry: KeyedRequest) -> None:
+        self.changed.add(key)
+        super().__setitem__(key, entry)
+
+    def pop(self, key: RequestKey, /) -> KeyedRequest:  # type: ignore[override]
+        self.changed.add(key)
+        return super().pop(key)
 
 
 class Oldest(deque[RequestKey]):

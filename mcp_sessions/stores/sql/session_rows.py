@@ -37,7 +37,7 @@ from mcp_sessions.ids import (
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import log_epoch_after
-from mcp_sessions.stores.memory.tables import MemorySession
+from mcp_sessions.stores.memory.tables import MemorySession, window_for
 from mcp_sessions.stores.records import (
     NO_STATE,
     CurrentSession,
@@ -48,7 +48,14 @@ from mcp_sessions.stores.records import (
     StoredState,
     attachment_of,
 )
-from mcp_sessions.stores.sql.partly_read import LeftOut, Oldest, ReadEvents
+from mcp_sessions.stores.sql.partly_read import (
+    LeftOut,
+    NotedEvents,
+    NotedKeys,
+    Oldest,
+    ReadEvents,
+    changed_events,
+)
 
 COARSE = 0.01
 """Share of the time that a session has left by which its ``due_at`` may be too early. A column with
@@ -167,7 +174,6 @@ class Stored(NamedTuple):
     carried: dict[SessionId, Position]
     data: Data | None
     logs: dict[StreamName, EventLog]
-    keys: dict[RequestKey, tuple[KeyState, float, str, str]]
     finished: int
     """The number of keys that finished so far, in all."""
 
@@ -188,6 +194,7 @@ class StoredKey(NamedTuple):
     key: RequestKey
     entry: KeyedRequest
     finished: int | None
+    """Its number among those that finished, if it has none yet."""
 
 
 @dataclass(slots=True)
@@ -397,36 +404,32 @@ def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Wind
     is_as_it_was = body["line"] == row.line
     for name, (epoch, *counts) in body["logs"].items():
         is_read = name == stream
-        is_kept_whole = record.mode is Mode.AGENT and name == EVENTS
+        its_window = window_for(record.mode, StreamName(name), window)
         # An event that somebody has may be lost. No other event may ever have its id (CUP8).
         new_epoch = LogEpoch(epoch) if is_as_it_was else log_epoch_after(LogEpoch(epoch))
         log = read_log(
             LogCounts(new_epoch, *counts),
-            UNBOUNDED if is_kept_whole else window,
+            its_window,
             found.events if is_read else (),
             found.read if is_read else (),
         )
         logs[StreamName(name)] = log
         # Of an agent's log no other copy exists: its events stay, under new ids.
-        stays = is_as_it_was or is_kept_whole
+        stays = is_as_it_was or its_window is UNBOUNDED
         now_there[StreamName(name)] = log if stays else EventLog(new_epoch, window)
     streams = {name: log for name, log in now_there.items() if name != EVENTS}
     session = MemorySession(record, now_there.get(EVENTS), streams or None)
     counts = body.get("keys")
-    before: dict[RequestKey, tuple[KeyState, float, str, str]] = {}
     if counts is not None:
         rows = [*found.finished, *found.answered]
-        known = dict(map(keyed, rows))
         if found.asked_key is not None:
-            name, entry = keyed(found.asked_key)
-            known[name] = entry
-        before = {name: _state_of(entry) for name, entry in known.items()}
+            rows.append(found.asked_key)
         session.keys = RequestKeys.restored(
             max_bytes=policy.request_key_bytes,
             lifetime=policy.request_key_lifetime,
             size=counts[0],
             answers=counts[1],
-            known=known,
+            known=NotedKeys(map(keyed, rows)),
             finished=_oldest(found.finished, found.oldest),
             answered=_oldest(found.answered, found.oldest),
         )
@@ -439,7 +442,7 @@ def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Wind
         SessionId(origin): Position(LogEpoch(entry[1]), entry[2]) for origin, entry in kept.items()
     }
     return Stored(
-        row, session, carried, session.data, logs, before,
+        row, session, carried, session.data, logs,
         counts[2] if counts is not None else 0, body.get("holder"), record.state,
         record.client.subscriptions, not is_as_it_was,
     )  # fmt: skip
@@ -448,10 +451,6 @@ def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Wind
 def _oldest(rows: Sequence[KeyRow], asked_for: int) -> deque[RequestKey]:
     names = [RequestKey(text_of(row.key)) for row in rows]
     return Oldest(names, len(rows) < asked_for)
-
-
-def _state_of(entry: KeyedRequest) -> tuple[KeyState, float, str, str]:
-    return entry.state, entry.at, entry.runner, entry.run
 
 
 # --- to rows ---------------------------------------------------------------------------------
@@ -472,16 +471,13 @@ def change_of(
         logs[EVENTS] = session.events
     for name, log in before.logs.items():
         now_there = logs.get(name)
-        if now_there is not log or not isinstance(log.events, ReadEvents):
+        if now_there is not log or not isinstance(log.events, NotedEvents):
             # Dropped, made anew, or emptied.
             change.wiped.append(name)
     for name, log in logs.items():
-        events = log.events
-        rows = events.stored if isinstance(events, ReadEvents) else frozenset[int]()
-        change.added += [
-            AddedEvent(name, events[number], log.name_of(number)) for number in events.keys() - rows
-        ]
-        change.removed += [(name, number) for number in rows - events.keys()]
+        added, removed = changed_events(log)
+        change.added += [AddedEvent(name, *each) for each in added]
+        change.removed += [(name, number) for number in removed]
     change.added.sort(key=lambda added: (added.stream, added.event.number))
     finished = _keys_changed(change, before, session)
     body = _body(row.line, session, logs, carried, holder, finished)
@@ -516,18 +512,15 @@ def _keys_changed(change: Change, before: Stored, session: MemorySession) -> int
     finished = before.finished
     if session.keys is None:
         return finished
-    for name, entry in session.keys.known.items():
-        state = _state_of(entry)
-        known = before.keys.get(name)
-        if state == known:
-            continue
-        ended = None
-        if entry.state is not KeyState.RUNNING:
-            if known is None or known[0] is KeyState.RUNNING:
-                finished += 1
-                ended = finished
-        change.keys.append(StoredKey(name, entry, ended))
-    change.gone_keys = [name for name in before.keys if name not in session.keys.known]
+    known = session.keys.known
+    for name in known.changed if isinstance(known, NotedKeys) else known:
+        entry = known.get(name)
+        if entry is None:
+            change.gone_keys.append(name)
+        else:
+            finished += entry.state is not KeyState.RUNNING
+            ended = finished if entry.state is not KeyState.RUNNING else None
+            change.keys.append(StoredKey(name, entry, ended))
     return finished
 
 
@@ -572,9 +565,9 @@ def _body(
     return body
 
 
-def new_row(record: SessionRecord, log: EventLog | None, line: str) -> SessionRow:
-    session = MemorySession(record, log)
-    logs = {EVENTS: log} if log is not None else {}
+def new_row(session: MemorySession, line: str) -> SessionRow:
+    record = session.record
+    logs = {EVENTS: session.events} if session.events is not None else {}
     life = record.life
     facts = facts_of(record.principal, record.client.peer)
     # A session that ended may be made anew under its id: no version is of both.

@@ -22,10 +22,8 @@ from mcp_sessions.core.life import (
     asleep_by,
     has_come,
     idle_time,
-    new_life,
 )
-from mcp_sessions.core.log import UNBOUNDED, EventLog
-from mcp_sessions.core.states import UNNAMED, Mode
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
@@ -36,8 +34,8 @@ from mcp_sessions.ids import (
 from mcp_sessions.locks import Locks
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.limits import check_peer, check_sessions
+from mcp_sessions.stores.memory.tables import MemorySession, new_session
 from mcp_sessions.stores.memory.whole_in_memory import session_of
 from mcp_sessions.stores.records import (
     AppendedChange,
@@ -375,16 +373,9 @@ class SqlStore(Steps):
                         await self._engine.remove([(session_id, known[0].row.version)])
                 counts = await self._engine.count(owner_of(principal))
                 check_sessions(counts.sessions, counts.owned, self._policy, mode)
-                life = new_life(mode, now=now, policy=self._policy)
-                record = SessionRecord(session_id or mint_session_id(), mode, principal, life)
-                record.client.peer = peer
-                record.is_new = True
-                log = None
-                if mode not in UNNAMED:
-                    window = self._memory.window
-                    log = EventLog(mint_log_epoch(), UNBOUNDED if mode is Mode.AGENT else window)
-                if await self._engine.add(new_row(record, log, counts.line), counts.made):
-                    return record
+                session = new_session(session_id, mode, principal, peer, now, self._policy)
+                if await self._engine.add(new_row(session, counts.line), counts.made):
+                    return session.record
         raise StoreUnavailable(_BUSY)
 
     def _record(self, row: SessionRow) -> SessionRecord:
@@ -589,7 +580,9 @@ class SqlStore(Steps):
                 # No limit counts here, so nobody's own are counted.
                 counts = await self._engine.count(b"")
                 # Until all of it is there its time is over: nobody gets a part of it.
-                row = new_row(bare, None, counts.line)._replace(expires_at=_OVER, due_at=_OVER)
+                row = new_row(MemorySession(bare, None), counts.line)._replace(
+                    expires_at=_OVER, due_at=_OVER
+                )
                 is_added = await self._engine.add(row, counts.made)
             if not is_added:
                 known = await self._engine.read([session_id], NOTHING)

@@ -10,7 +10,7 @@ import sqlite3
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from mcp_sessions.core.life import Life
 from mcp_sessions.core.log import (
@@ -39,7 +39,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.memory.tables import MemorySession
+from mcp_sessions.stores.memory.tables import MemorySession, window_for
 from mcp_sessions.stores.memory.whole_in_memory import session_of, whole_of
 from mcp_sessions.stores.records import (
     CurrentSession,
@@ -50,8 +50,11 @@ from mcp_sessions.stores.records import (
     StoredState,
     attachment_of,
 )
+from mcp_sessions.stores.sql.partly_read import NotedEvents, NotedKeys, changed_events
 from mcp_sessions.stores.sql.session_rows import Wanted, loads, owner_of, text_bytes
 from mcp_sessions.stores.whole_sessions import WholeSession
+
+T = TypeVar("T")
 
 Statement = tuple[str, Sequence[Any]]
 
@@ -99,62 +102,10 @@ class Transaction:
             return self._execute(statement, [storable(each) for each in values])
 
 
-# --- what changed since it was written -----------------------------------------------------------
-
-
-class NotedEvents(dict[int, LoggedEvent]):
-    """The events of a log, and which of them changed since they were written."""
-
-    __slots__ = ("added", "is_read", "removed")
-
-    def __init__(self, events: Iterable[LoggedEvent] = (), *, is_read: bool = True) -> None:
-        super().__init__((event.number, event) for event in events)
-        self.is_read = is_read
-        """Whether all that is in the file is here."""
-
-        self.added: list[int] = []
-        self.removed: list[int] = []
-
-    def __setitem__(self, number: int, event: LoggedEvent) -> None:
-        self.added.append(number)
-        super().__setitem__(number, event)
-
-    def pop(self, number: int, /) -> LoggedEvent:  # type: ignore[override]
-        self.removed.append(number)
-        return super().pop(number)
-
-
-class NotedKeys(dict[RequestKey, KeyedRequest]):
-    __slots__ = ("changed",)
-
-    def __init__(self, known: Iterable[tuple[RequestKey, KeyedRequest]]) -> None:
-        super().__init__(known)
-        self.changed: set[RequestKey] = set()
-
-    def __setitem__(self, key: RequestKey, entry: KeyedRequest) -> None:
-        self.changed.add(key)
-        super().__setitem__(key, entry)
-
-    def pop(self, key: RequestKey, /) -> KeyedRequest:  # type: ignore[override]
-        self.changed.add(key)
-        return super().pop(key)
-
-
-class _NotedQueue(deque[RequestKey]):
-    """Keys in their order. One that comes has finished; one that goes has lost its answer."""
-
-    def __init__(self, keys: Iterable[RequestKey], changed: set[RequestKey]) -> None:
-        super().__init__(keys)
-        self._changed = changed
-
-    def append(self, key: RequestKey, /) -> None:
-        self._changed.add(key)
-        super().append(key)
-
-    def popleft(self) -> RequestKey:
-        key = super().popleft()
-        self._changed.add(key)
-        return key
+InTransaction = Callable[[Transaction], T]
+"""Runs in the writer's thread, or in the event loop (``writer.py``, rule 5). It may run twice
+(rule 3), so it changes nothing but the file; what it raises of ``SessionsError`` it raises before
+its first write."""
 
 
 @dataclass(slots=True)
@@ -331,24 +282,13 @@ def page(
 
     Args:
         after: The start of this page.
-        limit: How many; below 0: all.
+        limit: How many.
     """
     where, values = "sid > ?", [after]
     if principal is not None:
         where, values = f"{where} AND owner = ?", [after, owner_of(principal)]
     found = _sessions(tx, f"{where} ORDER BY sid LIMIT ?", [*values, limit], window)
     return found, found[-1].row if found else after
-
-
-def records(tx: Transaction) -> list[SessionRecord]:
-    """Raises:
-    ValueError, TypeError, LookupError: A row cannot be read.
-    """
-    found, _ = page(tx, None, after=0, limit=-1, window=UNBOUNDED)
-    for each in found:
-        if isinstance(each, Unreadable):
-            raise each.failed
-    return [each.record for each in found if isinstance(each, FileSession)]
 
 
 def _sessions(tx: Transaction, where: str, values: Sequence[Any], window: Window) -> list[Found]:
@@ -433,7 +373,7 @@ def _session(
     )
     session = FileSession(record, None, row=row["sid"])
     for name, number, log_epoch, *counts in logs:
-        kept = UNBOUNDED if record.mode is Mode.AGENT and name == EVENTS else window
+        kept = window_for(record.mode, name, window)
         of_log = LogCounts(LogEpoch(log_epoch), *counts)
         log = EventLog.restored(of_log, kept, NotedEvents(is_read=not of_log.kept), {})
         stream = StreamName(text_of(name))
@@ -533,8 +473,8 @@ def request_keys(rows: Sequence[tuple[Any, ...]], policy: SessionPolicy) -> Requ
         size=answers + sum(len(row[0]) + KEY_COST for row in rows),
         answers=answers,
         known=known,
-        finished=_NotedQueue(finished, known.changed),
-        answered=_NotedQueue(answered, known.changed),
+        finished=deque(finished),
+        answered=deque(answered),
     )
 
 
@@ -649,9 +589,7 @@ def changes_of(
     for name in streams:
         changes += _log(session, name, new_row)
     if session.keys is not None:
-        known = session.keys.known
-        if isinstance(known, NotedKeys) and known.changed:
-            changes += _keys(session, known)
+        changes += _keys(session, session.keys.known)
     return changes
 
 
@@ -691,24 +629,20 @@ def _log(session: FileSession, name: StreamName, new_row: Callable[[], int]) -> 
     elif log is not stored.log or not isinstance(noted, NotedEvents):
         # Made anew, or emptied.
         yield _WIPE, (stored.row,)
-    if not isinstance(noted, NotedEvents):
-        names = {number: named for number in noted if (named := log.name_of(number)) is not None}
-        added: Collection[int] = noted.keys()
+    added, removed = changed_events(log)
+    for number in removed:
+        yield "DELETE FROM events WHERE log = ? AND number = ?", (stored.row, number)
+    for event, named in added:
+        key = text_bytes(event.key[1]) if event.key is not None else None
+        values = stored.row, event.number, event.at, key, event.origin, event.payload
+        yield _NEW_EVENT, (*values, named)
+    if isinstance(noted, NotedEvents):
+        noted.added, noted.removed = [], []
+    else:
+        names = {event.number: named for event, named in added if named is not None}
         noted = NotedEvents(noted.values())
         log = EventLog.restored(log.counts, log.window, noted, names)
         session.set_log(name, log)
-    else:
-        added = noted.added
-        for number in noted.removed:
-            if number not in added:
-                yield "DELETE FROM events WHERE log = ? AND number = ?", (stored.row, number)
-    for number in added:
-        event = noted.get(number)
-        if event is not None:
-            key = text_bytes(event.key[1]) if event.key is not None else None
-            values = stored.row, number, event.at, key, event.origin, event.payload
-            yield _NEW_EVENT, (*values, log.name_of(number))
-    noted.added, noted.removed = [], []
     stored.log = log
     if log.counts != stored.counts:
         stored.counts = log.counts
@@ -719,35 +653,29 @@ def _log(session: FileSession, name: StreamName, new_row: Callable[[], int]) -> 
         session.put_log(name, EventLog.restored(stored.counts, UNBOUNDED, unread, {}))
 
 
-def _keys(session: FileSession, known: NotedKeys) -> Iterator[Statement]:
-    changed, sid = list(known.changed), session.row
-    known.changed.clear()
-    for key in changed:
+def _keys(session: FileSession, known: Mapping[RequestKey, KeyedRequest]) -> Iterator[Statement]:
+    for key in known.changed if isinstance(known, NotedKeys) else known:
         entry, name = known.get(key), text_bytes(key)
         if entry is None:
-            yield "DELETE FROM keys WHERE sid = ? AND key = ?", (sid, name)
-        elif entry.state is KeyState.RUNNING:
-            yield _begun(sid, name, entry)
-        else:
-            session.finished += 1
-            yield _finished(sid, name, entry, session.finished)
+            yield "DELETE FROM keys WHERE sid = ? AND key = ?", (session.row, name)
+            continue
+        outcome = bytes(entry.outcome) if entry.state is KeyState.ANSWERED else None
+        has_finished = entry.state is not KeyState.RUNNING
+        session.finished += has_finished
+        yield _SET_KEY, (
+            session.row, name, entry.digest, f"{entry.run}@{entry.runner}",
+            encode(sorted(entry.scopes)), entry.at, outcome,
+            session.finished if has_finished else None,
+        )  # fmt: skip
+    if isinstance(known, NotedKeys):
+        known.changed.clear()
 
 
-def _begun(sid: int, name: bytes, entry: KeyedRequest) -> Statement:
-    ran_by = f"{entry.run}@{entry.runner}"
-    return _NEW_KEY, (sid, name, entry.digest, ran_by, encode(sorted(entry.scopes)), entry.at)
-
-
-def _finished(sid: int, name: bytes, entry: KeyedRequest, number: int) -> Statement:
-    outcome = bytes(entry.outcome) if entry.state is KeyState.ANSWERED else None
-    return _END_KEY, (entry.at, outcome, number, sid, name)
-
-
-_NEW_KEY = (
-    "INSERT OR REPLACE INTO keys (sid, key, digest, runner, scopes, at) VALUES (?, ?, ?, ?, ?, ?)"
-)
-_END_KEY = (
-    "UPDATE keys SET at = ?, outcome = ?, finished = ifnull(finished, ?) WHERE sid = ? AND key = ?"
+_SET_KEY = (
+    "INSERT INTO keys (sid, key, digest, runner, scopes, at, outcome, finished)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sid, key) DO UPDATE SET"
+    " runner = excluded.runner, scopes = excluded.scopes, at = excluded.at,"
+    " outcome = excluded.outcome, finished = ifnull(finished, excluded.finished)"
 )
 
 
@@ -791,14 +719,9 @@ def add_whole(
     if row_of(tx, whole.record.session_id) is not None:
         return False
     there = session_of(whole, UNBOUNDED, policy)
-    session = FileSession(there.record, there.events, there.streams, None, there.data)
+    session = FileSession(there.record, there.events, there.streams, there.keys, there.data)
     session.row = make(tx, session)
-    changes = changes_of(session, whole.carried, None, new_row)
-    for number, (key, entry) in enumerate(whole.keys, 1):
-        changes.append(_begun(session.row, text_bytes(key), entry))
-        if entry.state is not KeyState.RUNNING:
-            changes.append(_finished(session.row, text_bytes(key), entry, number))
-    for statement, values in changes:
+    for statement, values in changes_of(session, whole.carried, None, new_row):
         tx.execute(statement, values)
     return True
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TypeVar, get_args
 
 from mcp_sessions.argument_types import checked
+from mcp_sessions.core.ends import SessionEnd
 from mcp_sessions.core.log import window_of
 from mcp_sessions.errors import (
     ConfigurationError,
@@ -16,12 +19,14 @@ from mcp_sessions.errors import (
     StoreRefused,
 )
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.ends_contract import EndedOutside, end_by_operator
 from mcp_sessions.stores.probe import StoreSize
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sqlite.checkpointing import WriteAheadLog, committed_length
 from mcp_sessions.stores.sqlite.cleaning import shut_down, start_up
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
-from mcp_sessions.stores.sqlite.rows import counted
+from mcp_sessions.stores.sqlite.file_reads import FileReads, ends_of, remember, sealing_keys
+from mcp_sessions.stores.sqlite.rows import InTransaction, Transaction, counted
 from mcp_sessions.stores.sqlite.schema import (
     Durability,
     check_no_directory,
@@ -35,6 +40,7 @@ from mcp_sessions.unopened import reason_of
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
 ROOM = 1_048_576
 """Bytes that are free on a disk that is not full any more; less on a disk below 16 MiB."""
@@ -43,7 +49,10 @@ SMALL = 65_536
 """Bytes of a value that is written in no time."""
 
 
-class ServedFile:
+class ServedFile(FileReads):
+    _looks_for_rows = True
+    """Whether there may be ends that an operator's process wrote. It can while nobody serves."""
+
     @checked()
     def __init__(self, path: str | Path, durability: Durability = "normal") -> None:
         """Nothing is opened yet.
@@ -161,6 +170,27 @@ class ServedFile:
         # One that came meanwhile counts the next time.
         self._known_refusals = refusals
 
+    async def remember_ends(
+        self, ends: Sequence[SessionEnd], *, now: float, outside: bool = False
+    ) -> Sequence[SessionEnd]:
+        self._looks_for_rows |= outside
+        return await self._writer.call(lambda tx: remember(tx, ends, now=now, outside=outside))
+
+    async def ended_outside(self, *, now: float) -> Sequence[EndedOutside]:
+        found: list[EndedOutside] = []
+        if self._looks_for_rows:
+            rows = await self._writer.call(_take_outside)
+            self._looks_for_rows = False
+            found = [EndedOutside(end) for end in ends_of(rows)]
+        records, self._ended_outside = self._ended_outside, []
+        return [*found, *(EndedOutside(end_by_operator(each, now), each) for each in records)]
+
+    async def sealing_keys(self, *, add: str | None = None) -> frozenset[str]:
+        return await self._writer.call(lambda tx: sealing_keys(tx, add))
+
+    def _ask(self, work: InTransaction[T], *, writes: bool = False) -> asyncio.Future[T]:
+        return self._writer.call(work if writes else Read(work))
+
     def _open_file(self) -> sqlite3.Connection:
         connection = open_file(self._real_path, self.durability)
         try:
@@ -186,3 +216,10 @@ def _has_room(folder: Path) -> bool:
         # If the system does not say it, the larger write shows it.
         return False
     return disk.f_bavail * disk.f_frsize >= min(ROOM, disk.f_blocks * disk.f_frsize // 16)
+
+
+def _take_outside(tx: Transaction) -> list[tuple[bytes]]:
+    found = tx.execute("SELECT value FROM ends WHERE is_beside ORDER BY number").fetchall()
+    if found:
+        tx.execute("UPDATE ends SET is_beside = 0 WHERE is_beside")
+    return found

@@ -4,26 +4,21 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from mcp_sessions.core.ends import SessionEnd, StoreMade
 from mcp_sessions.core.log import UNBOUNDED
 from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreUnavailable
 from mcp_sessions.ids import SessionId
-from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.ends_contract import end_by_operator
 from mcp_sessions.stores.probe import EngineFacts, StoreSize
-from mcp_sessions.stores.records import SessionPage, SessionRecord
-from mcp_sessions.stores.sql.sql_store import unreadable
-from mcp_sessions.stores.sqlite import rows, schema, sqlite_ends
+from mcp_sessions.stores.sqlite import file_reads, rows, schema
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
-from mcp_sessions.stores.sqlite.rows import Transaction
+from mcp_sessions.stores.sqlite.file_reads import FileReads
+from mcp_sessions.stores.sqlite.rows import InTransaction, Transaction
 from mcp_sessions.stores.sqlite.schema import committing
-from mcp_sessions.stores.sqlite.writer import InTransaction
-from mcp_sessions.stores.whole_sessions import WholeSession
 
 T = TypeVar("T")
 
@@ -31,7 +26,7 @@ END_WITHIN = 10.0
 """Seconds within which a serving process is expected to end a session."""
 
 
-class SQLiteOperatorStore:
+class SQLiteOperatorStore(FileReads):
     """A SQLite file, of which another process may have the lock.
 
     That process keeps records in memory, so no other process may end a session in the file: the
@@ -43,30 +38,11 @@ class SQLiteOperatorStore:
         self._path = path
         self._real_path = Path(os.path.realpath(path))
 
-    async def all_sessions(self) -> Sequence[SessionRecord]:
-        return await asyncio.to_thread(self._read, lambda tx: rows.records(tx))
-
-    async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
-        def work(tx: Transaction) -> SessionPage:
-            found, following = rows.page(
-                tx, None, after=int(after or 0), limit=limit, window=UNBOUNDED
-            )
-            records = [each.record for each in found if isinstance(each, rows.FileSession)]
-            return SessionPage(records, str(following) if len(found) == limit else None)
-
-        return await asyncio.to_thread(self._read, work)
+    def _ask(self, work: InTransaction[T], *, writes: bool = False) -> Awaitable[T]:
+        return asyncio.to_thread(self._write if writes else self._read, work)
 
     async def size(self) -> StoreSize | None:
-        return StoreSize(await asyncio.to_thread(self._read, rows.counted))
-
-    async def whole(self, session_id: SessionId) -> WholeSession | None:
-        def work(tx: Transaction) -> WholeSession | None:
-            try:
-                return rows.whole(tx, session_id, SessionPolicy())
-            except rows.UNREADABLE as failed:
-                raise unreadable(failed) from failed
-
-        return await asyncio.to_thread(self._read, work)
+        return StoreSize(await self._ask(rows.counted))
 
     async def end(self, session_id: SessionId) -> bool:
         """Ask the process that serves to end the session, or end it here if none serves.
@@ -75,14 +51,6 @@ class SQLiteOperatorStore:
             StoreUnavailable: The process that serves did not do it in time. It still will.
         """
         return await asyncio.to_thread(self._end, session_id)
-
-    async def ends(self) -> Sequence[SessionEnd]:
-        return await asyncio.to_thread(
-            self._read, lambda tx: sqlite_ends.remembered(tx, now=time.time())
-        )
-
-    async def made(self) -> StoreMade | None:
-        return await asyncio.to_thread(self._read, lambda tx: sqlite_ends.made(tx, now=None))
 
     async def close(self) -> None:
         """Do nothing: each call opens the file and closes it."""
@@ -171,7 +139,7 @@ def look_at(path: Path) -> tuple[str, float | None, frozenset[str]]:
     took = time.perf_counter() - began
     sealed_by = frozenset[str]()
     if version == schema.VERSION:
-        sealed_by = sqlite_ends.sealing_keys(Transaction(connection))
+        sealed_by = file_reads.sealing_keys(Transaction(connection))
     connection.close()
     lock = FileLock(real_path.with_name(real_path.name + "-lock"))
     if lock.path.exists():
@@ -199,5 +167,5 @@ def _end_here(tx: Transaction, session_id: SessionId) -> bool:
         if isinstance(session, rows.FileSession):
             # The next server that opens the file writes it to its log.
             end = end_by_operator(session.record, now)
-            sqlite_ends.remember(tx, [end], now=now, outside=True)
+            file_reads.remember(tx, [end], now=now, outside=True)
     return bool(found)

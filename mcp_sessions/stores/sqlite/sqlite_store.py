@@ -60,21 +60,20 @@ from mcp_sessions.argument_types import checked
 from mcp_sessions.core.life import (
     asleep_by,
     has_come,
-    new_life,
 )
-from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog
+from mcp_sessions.core.log import Draft
 from mcp_sessions.core.messages import encode
-from mcp_sessions.core.request_keys import Begun, KeyUse
-from mcp_sessions.core.states import UNNAMED, Mode
+from mcp_sessions.core.request_keys import KeyUse
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import SessionsError, StoreRefused, StoreUnavailable
-from mcp_sessions.ids import EVENTS, GET_STREAM, FencingEpoch, RequestKey, SessionId, StreamName
+from mcp_sessions.ids import EVENTS, GET_STREAM, FencingEpoch, SessionId, StreamName
 from mcp_sessions.locks import Locks
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.security import mint_log_epoch, mint_session_id
+from mcp_sessions.security import mint_session_id
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.limits import check_peer, check_sessions, most_of_one
-from mcp_sessions.stores.memory.tables import MemorySession
+from mcp_sessions.stores.memory.tables import MemorySession, new_session
 from mcp_sessions.stores.records import (
     Admitted,
     Appended,
@@ -83,8 +82,6 @@ from mcp_sessions.stores.records import (
     CurrentUse,
     Peer,
     ServerChange,
-    SessionClient,
-    SessionPage,
     SessionRecord,
     StreamHead,
 )
@@ -94,14 +91,12 @@ from mcp_sessions.stores.sql.steps import NOTHING, Due, Steps, Unused, Working
 from mcp_sessions.stores.sqlite import rows
 from mcp_sessions.stores.sqlite.rows import (
     FileSession,
-    NotedKeys,
     Statement,
     Transaction,
     Unreadable,
 )
 from mcp_sessions.stores.sqlite.schema import Durability
-from mcp_sessions.stores.sqlite.served_file import SMALL
-from mcp_sessions.stores.sqlite.sqlite_ends import EndsInFile
+from mcp_sessions.stores.sqlite.served_file import SMALL, ServedFile
 from mcp_sessions.stores.sqlite.writer import Read, Write
 from mcp_sessions.stores.whole_sessions import WholeSession
 
@@ -114,9 +109,6 @@ MAX_BYTES = 64 * 1_024 * 1_024
 
 _COARSE = 0.01
 """Share of the idle timeout by which a deadline moves in memory before the file gets it."""
-
-_PAGE = 500
-"""Sessions read at once: some milliseconds in which no other call is served."""
 
 _ENDED_AT_ONCE = 256
 """Sessions that one transaction ends for their bytes. Others write in between."""
@@ -191,12 +183,6 @@ class SessionsInMemory(Working):
         if not has_come(session.record.life.ends_at, now):
             self._use(session.record, now)
 
-    def noted(self, session_id: SessionId, key: RequestKey) -> None:
-        """A known key was begun anew."""
-        keys = self._sessions[session_id].keys
-        if keys is not None and isinstance(keys.known, NotedKeys):
-            keys.known.changed.add(key)
-
     def _forget(self, session: MemorySession) -> None:
         self.bytes -= cast("FileSession", session).size
         super()._forget(session)
@@ -208,7 +194,7 @@ class SessionsInMemory(Working):
         return session_id in self._sessions
 
 
-class SQLiteStore(Steps, EndsInFile):
+class SQLiteStore(Steps, ServedFile):
     """A :class:`~mcp_sessions.stores.contract.SessionStore` in one SQLite file."""
 
     name = "sqlite"
@@ -458,13 +444,10 @@ class SQLiteStore(Steps, EndsInFile):
             if known is not None and not has_come(known.record.life.expires_at, now):
                 known.record.is_new = False
                 return known.record
-            life = new_life(mode, now=now, policy=self._policy)
-            record = SessionRecord(session_id, mode, principal, life, SessionClient(peer))
-            record.is_new = True
-            session = FileSession(record, None, is_made_here=True)
-            if mode not in UNNAMED:
-                window = UNBOUNDED if mode is Mode.AGENT else self._window
-                session.put_new_log(EVENTS, EventLog(mint_log_epoch(), window), next(self._new_log))
+            new = new_session(session_id, mode, principal, peer, now, self._policy)
+            session = FileSession(new.record, None, is_made_here=True)
+            if new.events is not None:
+                session.put_new_log(EVENTS, new.events, next(self._new_log))
             if known is not None:
                 self._memory.drop(known)
             session.row = await self._writer.call(
@@ -472,7 +455,7 @@ class SQLiteStore(Steps, EndsInFile):
             )
             session.is_as_stored()
             self._take(session)
-        return record
+        return session.record
 
     def _make(self, tx: Transaction, session: FileSession, instead_of: FileSession | None) -> int:
         if instead_of is not None:
@@ -507,23 +490,17 @@ class SQLiteStore(Steps, EndsInFile):
         key: KeyUse | None = None,
         current: CurrentUse | None = None,
     ) -> Admitted | None:
-        async def work(working: Working) -> Admitted | None:
-            admitted = await working.admit(
-                session_id, principal, mode=mode, now=now, held=held,
-                fencing_epoch=fencing_epoch, key=key,
-            )  # fmt: skip
-            if admitted is not None and admitted.key is Begun.FIRST and key is not None:
-                self._memory.noted(session_id, key.key)
-            return admitted
-
         session = self._memory.find(session_id)
         if key is None and session is not None and not session.pending and not self._watch.is_lost:
             # Nothing suspends here: most requests come by.
             self._memory.used(session_id)
             admitted = self._memory.admitted(session_id, principal, mode, now, held, fencing_epoch)
         else:
-            wanted = Wanted(request_key=key.key) if key is not None else NOTHING
-            admitted = await self._step(session_id, work, wanted=wanted)
+            # The current one is admitted in a step of its own.
+            admitted = await super().admit(
+                session_id, principal, mode=mode, now=now, held=held,
+                fencing_epoch=fencing_epoch, key=key,
+            )  # fmt: skip
             session = self._memory.find(session_id)
         if session is not None and session.record.life.expires_at != session.deadline:
             self._deadline_moved(session)
@@ -733,56 +710,9 @@ class SQLiteStore(Steps, EndsInFile):
 
     # --- many sessions ---------------------------------------------------------------------------
 
-    async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
-        """Return all sessions, read in pages, so that other calls run in between.
-
-        Each session is as it was when its page was read. A session that exists from beginning to
-        end is in the list, once.
-        """
-        found: list[SessionRecord] = []
-        after = 0
-        while True:
-            page, after = await self._writer.call(
-                Read(
-                    lambda tx, after=after: rows.page(
-                        tx, principal, after=after, limit=_PAGE, window=self._window
-                    )
-                )
-            )
-            for each in page:
-                if isinstance(each, Unreadable):
-                    raise unreadable(each.failed) from each.failed
-                # One in memory has its deadline as it really is.
-                found.append((self._memory.find(each.session_id) or each).record)
-            if len(page) < _PAGE:
-                return found
-
-    async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
-        page, following = await self._writer.call(
-            Read(
-                lambda tx: rows.page(
-                    tx, None, after=int(after or 0), limit=limit, window=self._window
-                )
-            )
-        )
-        records = [
-            (self._memory.find(each.session_id) or each).record
-            for each in page
-            if not isinstance(each, Unreadable)
-        ]
-        return SessionPage(records, str(following) if len(page) == limit else None)
-
-    async def session_ids(self) -> Sequence[SessionId]:
-        return await self._writer.call(Read(rows.session_ids))
-
-    async def whole(self, session_id: SessionId) -> WholeSession | None:
-        def work(tx: Transaction) -> WholeSession | None:
-            try:
-                return rows.whole(tx, session_id, self._policy)
-            except rows.UNREADABLE as failed:
-                raise unreadable(failed) from failed
-
-        return await self._writer.call(Read(work))
+    def _newest(self, session: FileSession) -> SessionRecord:
+        # One in memory has its deadline as it really is.
+        return (self._memory.find(session.session_id) or session).record
 
     async def add_whole(self, whole: WholeSession) -> bool:
         new_log = self._new_log.__next__

@@ -42,7 +42,7 @@ from mcp_sessions.stores.sqlite.checkpointing import (
     give_back_space,
 )
 from mcp_sessions.stores.sqlite.commit_budget import CommitBudget
-from mcp_sessions.stores.sqlite.rows import FileSession, Statement, Transaction
+from mcp_sessions.stores.sqlite.rows import FileSession, InTransaction, Statement, Transaction
 from mcp_sessions.stores.sqlite.schema import committing, error_code, opening_failed, unavailable
 from mcp_sessions.stores.sqlite.watch import Watch
 
@@ -58,12 +58,6 @@ IDLE = 0.5
 
 _OF_THE_VALUE = (None, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE)
 """Errors that are one value's fault, and not the file's."""
-
-
-InTransaction = Callable[[Transaction], T]
-"""Runs in the writer's thread, or in the event loop (rule 5). It may run twice (see rule 3), so
-it changes nothing but the file; what it raises of :class:`SessionsError` it raises before its
-first write."""
 
 
 class Read(Generic[T]):
