@@ -70,7 +70,7 @@ class PostgresStore(SqlStore):
         if not 0 < seconds < math.inf:
             raise ConfigurationError("a store's timeout is a positive number of seconds")
         self._link = PostgresLink(plain, named, seconds)
-        self._clock = SharedClock(self._time, clock)
+        self._clock: SharedClock = SharedClock(self._time, clock)
         super().__init__(PostgresEngine(self._link))
         self.outage = self._link.outage
         self.exchange: Exchange | None = PostgresExchange(self._link, self.claim)
@@ -165,9 +165,6 @@ class PostgresStore(SqlStore):
     async def _time(self) -> float:
         ((there,),) = await self._link.fetch("SELECT extract(epoch FROM clock_timestamp())::float8")
         return there
-
-    async def _now(self, now: float) -> float:
-        return await self._clock.at(now)
 
     # --- ends ------------------------------------------------------------------------------------
 

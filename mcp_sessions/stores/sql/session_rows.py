@@ -12,7 +12,7 @@ import json
 import secrets
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -62,8 +62,7 @@ COARSE = 0.01
 an index that changes with each request would make each request slower."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(NamedTuple):
     """The rows that a step reads of a session, besides its own."""
 
     stream: StreamName | None = None
@@ -92,7 +91,7 @@ class Wanted:
     oldest: int = 2
 
     def more(self) -> Wanted:
-        return replace(self, oldest=self.oldest * 16)
+        return self._replace(oldest=self.oldest * 16)
 
 
 class EventRow(NamedTuple):

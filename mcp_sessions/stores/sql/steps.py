@@ -33,6 +33,7 @@ from mcp_sessions.stores.memory.memory_store import MemoryStore
 from mcp_sessions.stores.memory.tables import MemorySession, Owner
 from mcp_sessions.stores.record_changes import RecordChange, Tell
 from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.stores.shared_clock import SharedClock
 from mcp_sessions.stores.sql.session_rows import Wanted, owner_of
 
 T = TypeVar("T")
@@ -125,7 +126,7 @@ def _step_of(
 
     @wraps(method)
     async def step(self: Any, session_id: SessionId, *others: Any, **named: Any) -> Any:
-        if "now" in named:
+        if self._clock is not None and "now" in named:
             named["now"] = await self._now(named["now"])
         if "entry" in named:
             named["entry"] = await self._dated(named["entry"])
@@ -192,9 +193,11 @@ class Steps:
 
     _policy = SessionPolicy()
 
+    _clock: SharedClock | None = None
+    """The clock that counts, if it is not this process's."""
+
     async def _now(self, now: float) -> float:
-        """``now`` by the clock that counts."""
-        return now
+        return now if self._clock is None else await self._clock.at(now)
 
     async def _step(
         self,

@@ -161,17 +161,17 @@ class FileSession(MemorySession):
             return True
         if wanted.data and not self.data_is_read:
             return True
-        return any(self.lacks_events(log, wanted) for _, log in self.needed_by_name(wanted))
+        return bool(self.logs_to_read(wanted))
 
-    def needed_by_name(self, wanted: Wanted) -> Iterator[tuple[StreamName, EventLog]]:
-        """The logs whose events a step may need."""
-        if wanted.log or wanted.origin is not None:
-            for name in (EVENTS, GET_STREAM) if wanted.stream is None else (wanted.stream,):
-                log = self.log_of(name)
-                if log is not None:
-                    yield name, log
+    def logs_to_read(self, wanted: Wanted) -> list[tuple[StreamName, EventLog]]:
+        """The logs whose events a step needs, and that were not read."""
+        if not wanted.log and wanted.origin is None:
+            return []
+        names = (EVENTS, GET_STREAM) if wanted.stream is None else (wanted.stream,)
+        logs = [(name, log) for name in names if (log := self.log_of(name)) is not None]
+        return [each for each in logs if self._lacks_events(each[1], wanted)]
 
-    def lacks_events(self, log: EventLog, wanted: Wanted) -> bool:
+    def _lacks_events(self, log: EventLog, wanted: Wanted) -> bool:
         events = log.events
         if not isinstance(events, NotedEvents) or events.is_read:
             return False
@@ -390,9 +390,7 @@ def _session(
 
 def events(tx: Transaction, session: FileSession, wanted: Wanted) -> None:
     """Read what a step lacks of a session's logs."""
-    for name, log in list(session.needed_by_name(wanted)):
-        if not session.lacks_events(log, wanted):
-            continue
+    for name, log in session.logs_to_read(wanted):
         stored = session.stored_logs[name]
         rows: list[tuple[Any, ...]] = []
         if log.window is not UNBOUNDED:
@@ -538,6 +536,7 @@ _SET_LOG = (
 _NEW_EVENT = (
     "INSERT INTO events (log, number, at, key, origin, payload, name) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
+_DROP_EVENT = "DELETE FROM events WHERE log = ? AND number = ?"
 _WIPE = "DELETE FROM events WHERE log = ?"
 
 
@@ -587,7 +586,7 @@ def changes_of(
     if streams is None:
         streams = {*session.stored_logs, *(session.streams or ()), EVENTS}
     for name in streams:
-        changes += _log(session, name, new_row)
+        _log(changes, session, name, new_row)
     if session.keys is not None:
         changes += _keys(session, session.keys.known)
     return changes
@@ -614,28 +613,30 @@ def _carried(session: FileSession, relayed: Mapping[SessionId, Position]) -> Ite
             )  # fmt: skip
 
 
-def _log(session: FileSession, name: StreamName, new_row: Callable[[], int]) -> Iterator[Statement]:
+def _log(
+    changes: list[Statement], session: FileSession, name: StreamName, new_row: Callable[[], int]
+) -> None:
     log, stored = session.log_of(name), session.stored_logs.get(name)
     if log is None:
         if stored is not None:
             del session.stored_logs[name]
-            yield _WIPE, (stored.row,)
-            yield "DELETE FROM logs WHERE log = ?", (stored.row,)
+            changes.append((_WIPE, (stored.row,)))
+            changes.append(("DELETE FROM logs WHERE log = ?", (stored.row,)))
         return
     noted = log.events
     if stored is None:
         stored = session.stored_logs[name] = _StoredLog(new_row(), log, log.counts)
-        yield _NEW_LOG, (*stored.counts, stored.row, session.row, name)
+        changes.append((_NEW_LOG, (*stored.counts, stored.row, session.row, name)))
     elif log is not stored.log or not isinstance(noted, NotedEvents):
         # Made anew, or emptied.
-        yield _WIPE, (stored.row,)
+        changes.append((_WIPE, (stored.row,)))
     added, removed = changed_events(log)
     for number in removed:
-        yield "DELETE FROM events WHERE log = ? AND number = ?", (stored.row, number)
+        changes.append((_DROP_EVENT, (stored.row, number)))
     for event, named in added:
         key = text_bytes(event.key[1]) if event.key is not None else None
-        values = stored.row, event.number, event.at, key, event.origin, event.payload
-        yield _NEW_EVENT, (*values, named)
+        values = stored.row, event.number, event.at, key, event.origin, event.payload, named
+        changes.append((_NEW_EVENT, values))
     if isinstance(noted, NotedEvents):
         noted.added, noted.removed = [], []
     else:
@@ -646,7 +647,7 @@ def _log(session: FileSession, name: StreamName, new_row: Callable[[], int]) -> 
     stored.log = log
     if log.counts != stored.counts:
         stored.counts = log.counts
-        yield _SET_LOG, (*stored.counts, stored.row)
+        changes.append((_SET_LOG, (*stored.counts, stored.row)))
     if log.window is UNBOUNDED and (noted or noted.is_read):
         # The events of a log without a bound are not kept in memory.
         unread = NotedEvents(is_read=not stored.counts.kept)

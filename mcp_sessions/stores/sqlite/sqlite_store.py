@@ -294,7 +294,11 @@ class SQLiteStore(Steps, ServedFile):
             return None
         for session in sessions:
             session.pending += 1
-        size = sum(len(each) for _, values in changes for each in values if type(each) is bytes)
+        size = 0
+        for _, values in changes:
+            for each in values:
+                if type(each) is bytes:
+                    size += len(each)
         is_short = len(changes) <= FEW and size <= SMALL
         return self._writer.call(Write(sessions, changes), short=is_short)
 
@@ -759,19 +763,21 @@ class SQLiteStore(Steps, ServedFile):
                     await turns.enter_async_context(self._turns.of(session_id))
                 await self._fetch_some(session_ids)
             found = [self._memory.find(session_id) for session_id in session_ids]
-            sessions = [session for session in found if session is not None]
+            sessions = {each.session_id: each for each in found if each is not None}
             changes: list[Statement] = []
             try:
                 appended = _at_once(
                     self._memory.append_change(session_ids, change, now=now, again=again)
                 )
-                for session in sessions:
-                    changes += self._changes(session, (EVENTS, GET_STREAM))
+                for each in appended:
+                    changes += self._changes(sessions[each.session_id], (each.stream,))
             except BaseException:
-                for session in sessions:
+                for session in sessions.values():
                     self._memory.drop(session)
                 raise
-            written = self._write(sessions, changes)
+            written = self._write(list(sessions.values()), changes)
+            for session in sessions.values():
+                self._memory.measure(session)
         if written is not None:
             await written
         return appended

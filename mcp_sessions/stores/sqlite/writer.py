@@ -464,7 +464,8 @@ class Writer:
     def _transaction(self, connection: sqlite3.Connection, batch: Sequence[_Call]) -> _Done:
         transaction = Transaction(connection)
         outcomes: list[_Outcome] = []
-        with committing(connection, writes=any(call.writes for call in batch)):
+        writes = batch[0].writes or any(call.writes for call in batch)
+        with committing(connection, writes=writes):
             for call in batch:
                 try:
                     outcomes.append((call, call.work(transaction), None))

@@ -128,7 +128,7 @@ async def test_many_sessions_are_listed_in_pages_that_let_others_through(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each once; also where pages end exactly with the last one, or the owner's are few."""
-    monkeypatch.setattr("mcp_sessions.stores.sqlite.sqlite_store._PAGE", 3)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.file_reads._PAGE", 3)
     alice = Principal("client", "https://issuer", "alice")
     async with opened(path) as store:
         made = [await new(store, principal=(ANONYMOUS, alice)[n % 2]) for n in range(12)]
