@@ -70,14 +70,14 @@ class PostgresStore(SqlStore):
         if not 0 < seconds < math.inf:
             raise ConfigurationError("a store's timeout is a positive number of seconds")
         self._link = PostgresLink(plain, named, seconds)
-        self._clock: SharedClock = SharedClock(self._time, clock)
+        self._clock = SharedClock(self._time, clock)
         super().__init__(PostgresEngine(self._link))
         self.outage = self._link.outage
         self.exchange: Exchange | None = PostgresExchange(self._link, self.claim)
 
     @property
     def clock_ahead(self) -> float:
-        return self._clock.ahead
+        return self._clock.ahead if self._clock is not None else 0.0
 
     async def open(self, policy: SessionPolicy) -> None:
         """Connect, make the tables if they are not there, and serve within ``policy``.
@@ -171,7 +171,7 @@ class PostgresStore(SqlStore):
     async def remember_ends(
         self, ends: Sequence[SessionEnd], *, now: float, outside: bool = False
     ) -> Sequence[SessionEnd]:
-        now = await self._clock.at(now)
+        now = await self._now(now)
         values = [encode(end.to_json()) for end in ends]
         new = await self._link.fetch(
             "INSERT INTO ends (at, value, is_outside) SELECT e.at, e.value, $3"
@@ -199,14 +199,14 @@ class PostgresStore(SqlStore):
         return [EndedOutside(end) for end in found if end is not None]
 
     async def ends(self, *, now: float) -> Sequence[SessionEnd]:
-        after = await self._clock.at(now) - REMEMBERED_FOR
+        after = await self._now(now) - REMEMBERED_FOR
         rows = await self._link.fetch("SELECT value FROM ends WHERE at > $1 ORDER BY at, id", after)
         found = (SessionEnd.from_json(decode(value)) for (value,) in rows)
         return [end for end in found if end is not None]
 
     async def made(self, *, now: float | None) -> StoreMade | None:
         if now is not None:
-            own = StoreMade(mint_process(), await self._clock.at(now), is_new=True)
+            own = StoreMade(mint_process(), await self._now(now), is_new=True)
             made = await self._link.fetch(
                 "INSERT INTO made (name, at) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING 1",
                 own.name,
