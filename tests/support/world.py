@@ -279,8 +279,8 @@ async def _running(layer: SessionLayer) -> AsyncGenerator[None]:
         return
     outside_work, call = loop.outside_work, writer.call
 
-    def counted(work: Any, *, short: bool = False) -> asyncio.Future[Any]:
-        future = call(work, short=short)
+    def counted(work: Any, **how: bool) -> asyncio.Future[Any]:
+        future = call(work, **how)
         if not future.done():
             outside_work.add(future)
             future.add_done_callback(outside_work.discard)

@@ -82,6 +82,9 @@ done."""
 KNOWN = 1_024
 """Rows that a process knows: those of the sessions that it used last."""
 
+Broken = tuple[SessionRow, Exception]
+"""A row that cannot be read, and why."""
+
 _BUSY = "other processes change the same rows all the time"
 
 
@@ -171,7 +174,7 @@ class SqlStore(Steps):
     # --- steps ---------------------------------------------------------------------------------
 
     def _working(
-        self, found: Sequence[Found], wanted: Wanted, broken: list[Found] | None = None
+        self, found: Sequence[Found], wanted: Wanted, broken: list[Broken] | None = None
     ) -> tuple[Working, list[Stored]]:
         """These sessions, for a step.
 
@@ -192,8 +195,7 @@ class SqlStore(Steps):
             except (ValueError, TypeError, LookupError) as failed:
                 if broken is None:
                     raise unreadable(failed) from failed
-                logger.error("a session could not be read: %s", type(failed).__name__)
-                broken.append(each)
+                broken.append((each.row, failed))
                 continue
             working.hold(before.session, before.carried)
             held.append(before)
@@ -203,7 +205,7 @@ class SqlStore(Steps):
         self,
         session_ids: Collection[SessionId],
         wanted: Wanted,
-        broken: list[Found] | None = None,
+        broken: list[Broken] | None = None,
     ) -> tuple[Working, list[Stored]]:
         """Read sessions. Logs that are made anew are so in the rows before anything else is."""
         while True:
@@ -317,14 +319,16 @@ class SqlStore(Steps):
         done: list[SessionRecord] = []
         for _ in range(TRIES):
             left = limit - len(done)
-            broken: list[Found] = []
+            broken: list[Broken] = []
             working, held = self._working(await find(left), NOTHING, broken)
             ended = {record.session_id: record for record in await work(working, left)}
             changes = _changes(working, held, now)
             if changes:
                 await self._engine.write(changes)
             rows = [each.row for each in held if each.session.record.session_id in ended]
-            rows += [each.row for each in broken if has_come(each.row.expires_at, now)]
+            for row, failed in broken:
+                logger.error("a session could not be read: %s", type(failed).__name__)
+                rows += [row] if has_come(row.expires_at, now) else []
             going = [(SessionId(row.sid), row.version) for row in rows]
             gone = await self._engine.remove(going) if going else []
             removed = {row.sid for row in gone}
@@ -474,26 +478,12 @@ class SqlStore(Steps):
         heads: list[StreamHead] = []
         for start in range(0, len(streams), PAGE):
             some = streams[start : start + PAGE]
-            found = await self._engine.read({each for each, _ in some}, NOTHING)
-            readable: list[Found] = []
-            broken: set[str] = set()
-            for each in found:
-                try:
-                    record_of(each.row)
-                except (ValueError, TypeError, LookupError):
-                    # The others' are asked for in the same call. Its own requests say why.
-                    broken.add(each.row.sid)
-                else:
-                    readable.append(each)
-            working, held = self._working(readable, NOTHING)
-            renewed = [each for each in held if each.is_renewed]
-            if renewed:
-                await self._engine.write(_changes(working, renewed, 0.0))
-                return await self.heads(streams)
-            for session_id, head in zip(
-                (each for each, _ in some), await working.heads(some), strict=True
-            ):
-                heads.append(StreamHead(True, None) if session_id in broken else head)
+            broken: list[Broken] = []
+            working, _ = await self._read({each for each, _ in some}, NOTHING, broken)
+            # The others' are asked for in the same call. Its own requests say why.
+            lost = {row.sid for row, _ in broken}
+            for (session_id, _), head in zip(some, await working.heads(some), strict=True):
+                heads.append(StreamHead(True, None) if session_id in lost else head)
         return heads
 
     async def claim(

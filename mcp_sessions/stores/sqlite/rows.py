@@ -299,24 +299,19 @@ def _sessions(tx: Transaction, where: str, values: Sequence[Any], window: Window
     carried: dict[int, dict[SessionId, tuple[Any, ...]]] = {}
     uris: dict[int, list[str]] = {}
     logs: dict[int, list[tuple[Any, ...]]] = {}
-    for start in range(0, len(belongs), _MANY):
-        some = belongs[start : start + _MANY]
-        for sid, origin, *position in tx.execute(
-            "SELECT sid, origin, fencing_epoch, log_epoch, number FROM carried"
-            f" WHERE sid {_in(some)}",
-            some,
-        ):
-            carried.setdefault(sid, {})[SessionId(text_of(origin))] = tuple(position)
-        for sid, uri in tx.execute(
-            f"SELECT sid, uri FROM subscriptions WHERE sid {_in(some)}", some
-        ):
-            uris.setdefault(sid, []).append(uri.decode("utf-8", "surrogatepass"))
-        for sid, *log in tx.execute(
-            "SELECT sid, stream, log, log_epoch, head, floor, evicted, events, bytes FROM logs"
-            f" WHERE sid {_in(some)}",
-            some,
-        ):
-            logs.setdefault(sid, []).append(tuple(log))
+    theirs = f"WHERE sid {_in(belongs)}"
+    for sid, origin, *position in tx.execute(
+        f"SELECT sid, origin, fencing_epoch, log_epoch, number FROM carried {theirs}", belongs
+    ):
+        carried.setdefault(sid, {})[SessionId(text_of(origin))] = tuple(position)
+    for sid, uri in tx.execute(f"SELECT sid, uri FROM subscriptions {theirs}", belongs):
+        uris.setdefault(sid, []).append(text_of(uri))
+    for sid, *log in tx.execute(
+        "SELECT sid, stream, log, log_epoch, head, floor, evicted, events, bytes FROM logs"
+        f" {theirs}",
+        belongs,
+    ):
+        logs.setdefault(sid, []).append(tuple(log))
     found: list[Found] = []
     for values in rows:
         row: dict[str, Any] = dict(zip(_NAMES, values, strict=True))

@@ -35,7 +35,7 @@ from mcp_sessions.stores.sqlite.schema import (
 )
 from mcp_sessions.stores.sqlite.seen import Seen
 from mcp_sessions.stores.sqlite.watch import Watch
-from mcp_sessions.stores.sqlite.writer import Read, Upkeep, Write, Writer
+from mcp_sessions.stores.sqlite.writer import Write, Writer
 from mcp_sessions.unopened import reason_of
 
 logger = logging.getLogger(__name__)
@@ -90,11 +90,9 @@ class ServedFile(FileReads):
                 lambda: open_again(self._real_path, durability),
             ),
             self._watch,
-            upkeep=Upkeep(
-                open=self._open_file,
-                rest=self._seen.count,
-                close=lambda connection: shut_down(connection, self._seen),
-            ),
+            open_file=self._open_file,
+            rest=self._seen.count,
+            shut_down=lambda connection: shut_down(connection, self._seen),
             chore=self._end_asked,
             on_done=self._on_done,
             syncs=durability == "full",
@@ -140,7 +138,7 @@ class ServedFile(FileReads):
 
     async def size(self) -> StoreSize:
         """Its sessions, and the bytes of its files."""
-        sessions = await self._writer.call(Read(counted), short=True)
+        sessions = await self._ask(counted, short=True)
         return StoreSize(
             sessions, sum(each.stat().st_size for each in self._files if each.exists())
         )
@@ -188,8 +186,10 @@ class ServedFile(FileReads):
     async def sealing_keys(self, *, add: str | None = None) -> frozenset[str]:
         return await self._writer.call(lambda tx: sealing_keys(tx, add))
 
-    def _ask(self, work: InTransaction[T], *, writes: bool = False) -> asyncio.Future[T]:
-        return self._writer.call(work if writes else Read(work))
+    def _ask(
+        self, work: InTransaction[T], *, writes: bool = False, short: bool = False
+    ) -> asyncio.Future[T]:
+        return self._writer.call(work, short=short, reads=not writes)
 
     def _open_file(self) -> sqlite3.Connection:
         connection = open_file(self._real_path, self.durability)

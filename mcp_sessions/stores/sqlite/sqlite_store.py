@@ -97,7 +97,7 @@ from mcp_sessions.stores.sqlite.rows import (
 )
 from mcp_sessions.stores.sqlite.schema import Durability
 from mcp_sessions.stores.sqlite.served_file import SMALL, ServedFile
-from mcp_sessions.stores.sqlite.writer import Read, Write
+from mcp_sessions.stores.sqlite.writer import Write
 from mcp_sessions.stores.whole_sessions import WholeSession
 
 logger = logging.getLogger(__name__)
@@ -315,8 +315,8 @@ class SQLiteStore(Steps, ServedFile):
         while True:
             session = self._memory.find(session_id)
             if session is None:
-                session = await self._writer.call(
-                    Read(lambda tx: self._found(tx, session_id, wanted)), short=True
+                session = await self._ask(
+                    lambda tx: self._found(tx, session_id, wanted), short=True
                 )
                 if session is None:
                     return None
@@ -329,9 +329,8 @@ class SQLiteStore(Steps, ServedFile):
             elif session.lacks(wanted):
                 session.is_taken = True
                 try:
-                    await self._writer.call(
-                        Read(lambda tx, session=session: self._read(tx, session, wanted)),
-                        short=True,
+                    await self._ask(
+                        lambda tx, session=session: self._read(tx, session, wanted), short=True
                     )
                 finally:
                     session.is_taken = False
@@ -352,7 +351,7 @@ class SQLiteStore(Steps, ServedFile):
                     self._read(tx, each, _EVENTS)
             return found
 
-        for each in await self._writer.call(Read(read), short=True) if away else ():
+        for each in await self._ask(read, short=True) if away else ():
             if isinstance(each, Unreadable):
                 raise unreadable(each.failed) from each.failed
             self._take(each)
@@ -531,7 +530,7 @@ class SQLiteStore(Steps, ServedFile):
 
     async def _end_asked(self) -> None:
         """End the sessions that an operator asked this process to end."""
-        for session_id in await self._writer.call(Read(rows.requested_ends)):
+        for session_id in await self._ask(rows.requested_ends):
             record = await self.end(session_id)
             if record is not None:
                 self._ended_outside.append(record)
@@ -580,12 +579,10 @@ class SQLiteStore(Steps, ServedFile):
         size, spared = 0, frozenset(held)
         at: tuple[float, int] | None = (asleep_by(now, self._policy), sys.maxsize)
         # Sleeping sessions are a part of the file.
-        if await self._writer.call(Read(_in_use)) <= most:
+        if await self._ask(_in_use) <= most:
             return []
         while at is not None and size <= most:
-            size, at = await self._writer.call(
-                Read(lambda tx, size=size, at=at: _add_asleep(tx, at, size, most))
-            )
+            size, at = await self._ask(lambda tx, size=size, at=at: _add_asleep(tx, at, size, most))
         gone: list[SessionRecord] = []
         while at is not None and len(gone) < limit:
             wanted = min(_ENDED_AT_ONCE, limit - len(gone))
@@ -722,30 +719,13 @@ class SQLiteStore(Steps, ServedFile):
         new_log = self._new_log.__next__
         return await self._writer.call(lambda tx: rows.add_whole(tx, whole, self._policy, new_log))
 
-    async def _subscribers(self, uri: str, after: int, limit: int) -> list[tuple[int, SessionId]]:
-        return await self._writer.call(
-            Read(
-                lambda tx: tx.execute(
-                    "SELECT sid, session_id FROM subscriptions JOIN sessions USING (sid)"
-                    " WHERE uri = ? AND sid > ? ORDER BY sid LIMIT ?",
-                    (text_bytes(uri), after, limit),
-                ).fetchall()
-            )
-        )
-
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
-        begin = int(after) if after is not None else 0
+        find = "SELECT sid, session_id FROM sessions WHERE sid > ? ORDER BY sid LIMIT ?"
+        values: list[Any] = [int(after or 0), _AUDIENCE]
         if change.uri is not None:
-            found = await self._subscribers(change.uri, begin, _AUDIENCE)
-        else:
-            found = await self._writer.call(
-                Read(
-                    lambda tx: tx.execute(
-                        "SELECT sid, session_id FROM sessions WHERE sid > ? ORDER BY sid LIMIT ?",
-                        (begin, _AUDIENCE),
-                    ).fetchall()
-                )
-            )
+            find = find.replace("WHERE", "JOIN subscriptions USING (sid) WHERE uri = ? AND")
+            values.insert(0, text_bytes(change.uri))
+        found = await self._ask(lambda tx: tx.execute(find, values).fetchall())
         following = str(found[-1][0]) if len(found) == _AUDIENCE else None
         return Audience([session_id for _, session_id in found], following)
 
@@ -818,16 +798,14 @@ class SQLiteStore(Steps, ServedFile):
         those whose process died nobody else does. A few of them each time, so that no event costs
         more than others because of how many there are.
         """
-        found = await self._writer.call(
-            Read(
-                lambda tx: tx.execute(
-                    "SELECT stream FROM logs JOIN sessions USING (sid) WHERE session_id = ?"
-                    " AND stream NOT IN (?, ?, ?) AND events > 0 AND ? >"
-                    " (SELECT at FROM events WHERE events.log = logs.log ORDER BY number LIMIT 1)"
-                    " LIMIT ?",
-                    (session_id, EVENTS, GET_STREAM, stream, before, _RESPONSES),
-                ).fetchall()
-            ),
+        found = await self._ask(
+            lambda tx: tx.execute(
+                "SELECT stream FROM logs JOIN sessions USING (sid) WHERE session_id = ?"
+                " AND stream NOT IN (?, ?, ?) AND events > 0 AND ? >"
+                " (SELECT at FROM events WHERE events.log = logs.log ORDER BY number LIMIT 1)"
+                " LIMIT ?",
+                (session_id, EVENTS, GET_STREAM, stream, before, _RESPONSES),
+            ).fetchall(),
             short=True,
         )
         for (name,) in found:

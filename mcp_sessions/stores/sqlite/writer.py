@@ -30,7 +30,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mcp_sessions.background import report
 from mcp_sessions.errors import SessionsError, StoreUnavailable
@@ -58,18 +58,6 @@ IDLE = 0.5
 
 _OF_THE_VALUE = (None, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE)
 """Errors that are one value's fault, and not the file's."""
-
-
-class Read(Generic[T]):
-    """Work that only reads. It is done also while another program has the file locked."""
-
-    __slots__ = ("_work",)
-
-    def __init__(self, work: InTransaction[T]) -> None:
-        self._work = work
-
-    def __call__(self, tx: Transaction) -> T:
-        return self._work(tx)
 
 
 class Write:
@@ -107,6 +95,8 @@ class Write:
 class _Call(NamedTuple):
     work: InTransaction[Any]
     future: asyncio.Future[Any]
+    reads: bool
+    """It only reads. It is done also while another program has the file locked."""
 
     def undo(self, failed: BaseException) -> None:
         if isinstance(self.work, Write):
@@ -114,25 +104,11 @@ class _Call(NamedTuple):
 
     @property
     def writes(self) -> bool:
-        return not (
-            isinstance(self.work, Read) or (isinstance(self.work, Write) and self.work.is_empty)
-        )
+        return not (self.reads or (isinstance(self.work, Write) and self.work.is_empty))
 
 
 _Outcome = tuple[_Call, Any, BaseException | None]
 _Done = Sequence[_Outcome]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upkeep:
-    open: Callable[[], sqlite3.Connection]
-    """Opens the file."""
-
-    rest: Callable[[sqlite3.Connection], None]
-    """Called between two commits, twice a second."""
-
-    close: Callable[[sqlite3.Connection], None]
-    """Called last, when the file is closed in order."""
 
 
 class _Repeated:
@@ -162,6 +138,9 @@ class Writer:
         path: The file, as its user names it.
         log: Its write-ahead log.
         watch: Knows whether it is still there.
+        open_file: Opens the file.
+        rest: Called between two commits, twice a second.
+        shut_down: Called last, when the file is closed in order.
         on_done: Called in the event loop after each :class:`Write`, with its failure.
         chore: Due when another program has written to the file; called in the event loop.
         syncs: Whether a commit waits for the medium.
@@ -171,7 +150,9 @@ class Writer:
     _log: WriteAheadLog
     _watch: Watch
     _: KW_ONLY
-    upkeep: Upkeep
+    open_file: Callable[[], sqlite3.Connection]
+    rest: Callable[[sqlite3.Connection], None]
+    shut_down: Callable[[sqlite3.Connection], None]
     chore: Callable[[], Coroutine[Any, Any, None]]
     on_done: Callable[[Write, BaseException | None], None]
     syncs: bool
@@ -219,17 +200,20 @@ class Writer:
             self._queue.put(None)
             await asyncio.get_running_loop().run_in_executor(None, thread.join)
 
-    def call(self, work: InTransaction[T], *, short: bool = False) -> asyncio.Future[T]:
+    def call(
+        self, work: InTransaction[T], *, short: bool = False, reads: bool = False
+    ) -> asyncio.Future[T]:
         """Have ``work`` done; its result when that is committed.
 
         Args:
             short: It reads and writes a handful of rows, and little in them (rule 5).
+            reads: It writes nothing.
 
         Raises (from the future):
             StoreUnavailable: Nothing of it was stored.
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        call = _Call(work, future)
+        call = _Call(work, future, reads)
         try:
             self._watch.look(now=monotonic())
             if self._thread is None:
@@ -297,7 +281,7 @@ class Writer:
 
     def _run(self, ready: asyncio.Future[None]) -> None:
         try:
-            connection = self.upkeep.open()
+            connection = self.open_file()
         except BaseException as failed:
             self._call_loop(_settle, ready, None, failed)
             return
@@ -321,7 +305,7 @@ class Writer:
         try:
             self._watch.look()
             self._wait_for_others(connection, True)
-            self.upkeep.close(connection)
+            self.shut_down(connection)
         except (StoreUnavailable, sqlite3.Error) as failed:
             # If the file at its path is another process's now, this one writes nothing more.
             logger.error("%s was not closed cleanly: %s", self._path, failed)
@@ -396,7 +380,7 @@ class Writer:
                 self._call_loop(self._do_chore)
             self._watch.note(committed_length(connection))
             give_back_space(connection, self._watch.note)
-            self.upkeep.rest(connection)
+            self.rest(connection)
         except Exception as failed:
             # The boundary between what is done by the way and what callers wait for: whatever
             # is wrong with the former, the latter goes on, and the next round tries again.
