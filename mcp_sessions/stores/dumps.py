@@ -127,7 +127,14 @@ async def dump(store: SessionStore, path: Path, now: float) -> Moved:
     found = Moved()
     ends = await store.ends(now=now)
     sealed_by = await store.sealing_keys() if isinstance(store, Sealable) else ()
-    with _new_file(path) as write:
+    with (
+        new_file(path) as (file, _),
+        os.fdopen(file, "w", encoding="ascii", closefd=False) as opened,
+    ):
+
+        def write(line: Any) -> None:
+            opened.write(f"{json.dumps(line, separators=(',', ':'))}\n")
+
         write(
             {
                 "format": _FORMAT,
@@ -301,25 +308,24 @@ def _lines(path: Path) -> Generator[tuple[int, Any]]:
 
 
 @contextmanager
-def _new_file(path: Path) -> Generator[Any]:
-    """A file that is whole or not there. It is made with mode 0600."""
+def new_file(path: Path) -> Generator[tuple[int, str]]:
+    """A file that is whole or not there, with mode 0600: its descriptor, and a name until then.
+
+    Raises:
+        ConfigurationError: It is there, or cannot be made.
+    """
     if os.path.lexists(path):
         raise ConfigurationError(f"{path} is there already: name another file")
-    temporary: str | None = None
     try:
         file, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        with os.fdopen(file, "w", encoding="ascii") as opened:
-
-            def write(line: Any) -> None:
-                opened.write(f"{json.dumps(line, separators=(',', ':'))}\n")
-
-            yield write
-            opened.flush()
+        try:
+            yield file, temporary
             os.fsync(file)
-        os.rename(temporary, path)
+            os.rename(temporary, path)
+        finally:
+            os.close(file)
+            for name in (temporary, f"{temporary}-wal", f"{temporary}-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name)
     except OSError as failed:
         raise ConfigurationError(f"{path}: {reason_of(failed, path)}") from failed
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)

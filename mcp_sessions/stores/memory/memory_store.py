@@ -47,8 +47,9 @@ from mcp_sessions.stores.memory.tables import (
     Tables,
     json_size,
     new_session,
+    session_of,
+    whole_of,
 )
-from mcp_sessions.stores.memory.whole_in_memory import session_of, whole_of
 from mcp_sessions.stores.probe import StoreSize
 from mcp_sessions.stores.record_changes import (
     RecordChange,

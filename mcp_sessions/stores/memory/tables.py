@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,9 @@ from mcp_sessions.ids import EVENTS, GET_STREAM, Position, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
+from mcp_sessions.stores.limits import text_size
 from mcp_sessions.stores.records import Data, Peer, SessionClient, SessionRecord
+from mcp_sessions.stores.whole_sessions import WholeSession, whole_log
 
 
 @dataclass(slots=True)
@@ -82,6 +84,40 @@ def new_session(
         return MemorySession(record, None)
     return MemorySession(
         record, EventLog(mint_log_epoch(), window_for(mode, EVENTS, window_of(policy)))
+    )
+
+
+def session_of(whole: WholeSession, window: Window, policy: SessionPolicy) -> MemorySession:
+    logs = {
+        name: EventLog.restored(
+            log.counts,
+            window_for(whole.record.mode, name, window),
+            {event.number: event for event in log.events},
+            dict(log.names),
+        )
+        for name, log in whole.logs.items()
+    }
+    session = MemorySession(whole.record, logs.pop(EVENTS, None), logs or None)
+    if whole.keys:
+        session.keys = RequestKeys.of(
+            whole.keys, max_bytes=policy.request_key_bytes, lifetime=policy.request_key_lifetime
+        )
+    session.data = whole.data
+    uris = whole.record.client.subscriptions
+    session.uri_bytes = sum(map(text_size, uris))
+    return session
+
+
+def whole_of(session: MemorySession, carried: Mapping[SessionId, Position]) -> WholeSession:
+    logs = dict(session.streams or {})
+    if session.events is not None:
+        logs[EVENTS] = session.events
+    return WholeSession(
+        session.record,
+        session.data,
+        {name: whole_log(log) for name, log in logs.items()},
+        session.keys.in_order() if session.keys is not None else [],
+        dict(carried),
     )
 
 

@@ -35,8 +35,7 @@ from mcp_sessions.locks import Locks
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.limits import check_peer, check_sessions
-from mcp_sessions.stores.memory.tables import MemorySession, new_session
-from mcp_sessions.stores.memory.whole_in_memory import session_of
+from mcp_sessions.stores.memory.tables import MemorySession, new_session, session_of
 from mcp_sessions.stores.records import (
     AppendedChange,
     Audience,

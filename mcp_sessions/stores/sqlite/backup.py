@@ -10,6 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.stores.dumps import new_file
 from mcp_sessions.stores.sqlite import schema
 from mcp_sessions.stores.sqlite.seen import Seen
 from mcp_sessions.unopened import reason_of
@@ -22,30 +23,14 @@ def back_up(path: Path, target: Path) -> None:
         ConfigurationError: It is no file of ours, or the target is there, or cannot be made.
         StoreUnavailable: The file is locked or damaged, or there is no space left.
     """
-    if os.path.lexists(target):
-        raise ConfigurationError(f"{target} is there already: name another file")
     source = schema.open_for_operator(Path(os.path.realpath(path)), any_version=True)
-    with contextlib.closing(source):
-        try:
-            # Made with mode 0600.
-            file, temporary = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-        except OSError as failed:
-            raise ConfigurationError(f"{target}: {reason_of(failed, target)}") from failed
+    with contextlib.closing(source), new_file(target) as (_, temporary):
         try:
             with contextlib.closing(sqlite3.connect(temporary)) as copy:
                 source.backup(copy)
-            os.fsync(file)
-            os.rename(temporary, target)
         except sqlite3.Error as failed:
             full = schema.error_code(failed) == sqlite3.SQLITE_FULL
             raise schema.unavailable(target if full else path, failed) from failed
-        except OSError as failed:
-            raise ConfigurationError(f"{target}: {reason_of(failed, target)}") from failed
-        finally:
-            os.close(file)
-            for name in (temporary, f"{temporary}-wal", f"{temporary}-shm"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name)
 
 
 @contextlib.contextmanager

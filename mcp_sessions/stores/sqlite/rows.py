@@ -39,8 +39,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.memory.tables import MemorySession, window_for
-from mcp_sessions.stores.memory.whole_in_memory import session_of, whole_of
+from mcp_sessions.stores.memory.tables import MemorySession, session_of, whole_of, window_for
 from mcp_sessions.stores.records import (
     CurrentSession,
     Data,
