@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.encrypted import Sealable
+from mcp_sessions.stores.new_file import new_file
 from mcp_sessions.stores.operator import open_made
 from mcp_sessions.stores.urls import open_store, sqlite_file
 from mcp_sessions.stores.whole_sessions import (
@@ -303,29 +304,5 @@ def _lines(path: Path) -> Generator[tuple[int, Any]]:
                     yield number, members_of(json.loads(line))
                 except (ValueError, RecursionError) as failed:
                     raise _wrong(path, number) from failed
-    except OSError as failed:
-        raise ConfigurationError(f"{path}: {reason_of(failed, path)}") from failed
-
-
-@contextmanager
-def new_file(path: Path) -> Generator[tuple[int, str]]:
-    """A file that is whole or not there, with mode 0600: its descriptor, and a name until then.
-
-    Raises:
-        ConfigurationError: It is there, or cannot be made.
-    """
-    if os.path.lexists(path):
-        raise ConfigurationError(f"{path} is there already: name another file")
-    try:
-        file, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        try:
-            yield file, temporary
-            os.fsync(file)
-            os.rename(temporary, path)
-        finally:
-            os.close(file)
-            for name in (temporary, f"{temporary}-wal", f"{temporary}-shm"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name)
     except OSError as failed:
         raise ConfigurationError(f"{path}: {reason_of(failed, path)}") from failed

@@ -184,7 +184,7 @@ class MemoryStore(EventsInMemory, Expiring, EndsInMemory):
         key: KeyUse | None = None,
         current: CurrentUse | None = None,
     ) -> Admitted | None:
-        admitted = self._admit(session_id, principal, mode, now, held, fencing_epoch, key)
+        admitted = self.admitted(session_id, principal, mode, now, held, fencing_epoch, key)
         if admitted is None or current is None:
             return admitted
         at = admitted.record.client.current
@@ -193,12 +193,14 @@ class MemoryStore(EventsInMemory, Expiring, EndsInMemory):
         if at.session_id != current.session_id or admitted.record.mode is not mode:
             return admitted
         epoch, key = at.fencing_epoch, current.key
-        within = self._admit(at.session_id, principal, Mode.PROTOCOL, now, current.held, epoch, key)
+        within = self.admitted(
+            at.session_id, principal, Mode.PROTOCOL, now, current.held, epoch, key
+        )
         if within is None or within.displaced or within.record.mode is not Mode.PROTOCOL:
             return admitted
         return Admitted(admitted.record, current=within)
 
-    def _admit(
+    def admitted(
         self,
         session_id: SessionId,
         principal: Principal,
@@ -206,7 +208,7 @@ class MemoryStore(EventsInMemory, Expiring, EndsInMemory):
         now: float,
         held: bool,
         fencing_epoch: FencingEpoch | None,
-        key: KeyUse | None,
+        key: KeyUse | None = None,
     ) -> Admitted | None:
         session = self._sessions.get(session_id)
         if session is None:

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.stores.dumps import new_file
+from mcp_sessions.stores.new_file import new_file
 from mcp_sessions.stores.sqlite import schema
 from mcp_sessions.stores.sqlite.seen import Seen
 from mcp_sessions.unopened import reason_of

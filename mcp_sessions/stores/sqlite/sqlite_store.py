@@ -166,23 +166,6 @@ class SessionsInMemory(Working):
     def sessions(self) -> list[FileSession]:
         return cast("list[FileSession]", list(self._recent.values()))
 
-    def admitted(
-        self,
-        session_id: SessionId,
-        principal: Principal,
-        mode: Mode,
-        now: float,
-        held: bool,
-        fencing_epoch: FencingEpoch | None,
-    ) -> Admitted | None:
-        return self._admit(session_id, principal, mode, now, held, fencing_epoch, None)
-
-    def touched(self, session: FileSession, now: float) -> None:
-        # A touched session was in use until now. So its idle deadline cannot have passed; the
-        # absolute one can.
-        if not has_come(session.record.life.ends_at, now):
-            self._use(session.record, now)
-
     def _forget(self, session: MemorySession) -> None:
         self.bytes -= cast("FileSession", session).size
         super()._forget(session)
@@ -516,7 +499,7 @@ class SQLiteStore(Steps, ServedFile):
                 async with self._turns.of(session_id):
                     session = await self._fetched(session_id, NOTHING)
             if session is not None:
-                self._memory.touched(session, now)
+                _at_once(self._memory.touch([session_id], now=now))
                 self._deadline_moved(session)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
