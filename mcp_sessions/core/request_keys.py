@@ -261,8 +261,8 @@ class RequestKeys:
         if known is not None:
             begun = sent_again(known, use)
             if begun is Begun.FIRST:
-                known.runner, known.run, known.scopes = use.runner, use.run, use.scopes
-                known.at = now
+                known.runner, known.run = use.runner, use.run
+                known.scopes, known.at = use.scopes, now
                 self._known[use.key] = known
             return begun, known
         cost = key_cost(use.key)
