@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.core.conversation_keys import Rule
 from mcp_sessions.core.host_keys import place_of
+from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.foundations import (
-    Outside,
-    admitting,
-    delivery_of,
-    replica_of,
-    visibility_of,
-    wrapped,
-)
+from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.ids import GET_STREAM, replica_name
 from mcp_sessions.layer_settings import LayerSettings
-from mcp_sessions.policy import DEFAULT_GRACE
+from mcp_sessions.policy import DEFAULT_GRACE, FORGET_AFTER
 from mcp_sessions.protocol_versions import Eras
-from mcp_sessions.security import SessionSecurity
+from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.endpoint import Endpoint, EndpointSettings
 from mcp_sessions.serve.health import Health
 from mcp_sessions.serve.lifespan import Lifespan, Preparation
-from mcp_sessions.serve.sealing_key_file import key_path_of
+from mcp_sessions.serve.sealing_key_file import encrypted_store, key_path_of
 from mcp_sessions.server.cluster.child_host import ChildHost
+from mcp_sessions.server.cluster.codec import VERSION
 from mcp_sessions.server.cluster.fleet import Fleet
+from mcp_sessions.server.cluster.relay import RequestRelay
+from mcp_sessions.server.cluster.remote_children import RemoteChildren
+from mcp_sessions.server.cluster.replica import ClusterBus, Replica
+from mcp_sessions.server.cluster.shared_bus import SharedBus
+from mcp_sessions.server.delivery.attachments import Attachments
+from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
+from mcp_sessions.server.delivery.delivery import Delivery
+from mcp_sessions.server.delivery.hidden_updates import HiddenUpdates
+from mcp_sessions.server.delivery.pending_writes import PendingWrites
+from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.server.delivery.questions import PendingQuestions, RemoteQuestions
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
+from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.admin import Sessions
 from mcp_sessions.server.dispatch.capabilities import advertise
@@ -56,17 +69,34 @@ from mcp_sessions.server.dispatch.stages.task_tools import TaskTools
 from mcp_sessions.server.dispatch.stages.tasks import TaskCalls, TaskMethods
 from mcp_sessions.server.reporting.audit import Audit
 from mcp_sessions.server.reporting.store_watch import StoreWatch
+from mcp_sessions.server.reporting.stories import Stories
 from mcp_sessions.server.requests.long_calls import LongSilences
 from mcp_sessions.server.requests.outbound import Ways
 from mcp_sessions.server.requests.outcome import Outcomes
 from mcp_sessions.server.requests.runner import RequestRunner
+from mcp_sessions.server.requests.session_visibility import check_patterns
 from mcp_sessions.server.requests.tasks import Tasks
+from mcp_sessions.server.upstream.external.command import StdioChildren
+from mcp_sessions.server.upstream.external.param_headers import DeclaredHeaders
+from mcp_sessions.server.upstream.external.starts import Starter
+from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
+from mcp_sessions.server.upstream.external.url import HttpChildren
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
+from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.port import Upstream
-from mcp_sessions.server.upstream.sdk.authentication import OnDenied
+from mcp_sessions.server.upstream.rounds import Rounds
+from mcp_sessions.server.upstream.sdk.authentication import Authentication, OnDenied
+from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
+from mcp_sessions.server.upstream.sdk.sdk_modern_rules import SdkModernRules
+from mcp_sessions.stdio_server import StdioServer
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Peer, SessionRecord
+from mcp_sessions.stores.stateless import Stateless
+from mcp_sessions.stores.urls import open_store
+from mcp_sessions_transports.http.channel import ResponseStreams
 from mcp_sessions_transports.http.cluster_streams import ClusterStreams
 from mcp_sessions_transports.http.endpoint import Arrivals
+from mcp_sessions_transports.http.sse import HttpTransport
 
 DRAIN_DELAY = 3.0
 """Seconds in which a proxy's idle connections to this process come to an end, so that none is
@@ -93,20 +123,21 @@ class Assembly:
         *,
         clock: Callable[[], float],
     ) -> None:
-        store, policy, tasks = settings.store, settings.policy, settings.tasks
-        conversations = settings.conversations
+        conversations, tasks = settings.conversations, settings.tasks
         self.clock = clock
         self.eras: Eras = settings.eras
         # Each part is made of those before it.
-        self.shell, self.rules, declared = wrapped(
-            server, remembers=store is not None, eras=settings.eras
-        )
-        self.authentication, needed = admitting(server, settings.authentication(), self.shell)
+        declared = DeclaredHeaders()
+        if isinstance(server, ExternalServer):
+            self.shell = shell_of(server, remembers=settings.store is not None)
+        else:
+            self.shell = SdkUpstream(server, adds_subscriptions=settings.store is not None)
+        schema_of = declared.schema_of if isinstance(server, ExternalServer) else None
+        self.rules: ModernRules = SdkModernRules(self.shell, schema_of, eras=self.eras)
+        self.authentication, needed = _admitting(server, settings.authentication(), self.shell)
         self.security = (settings.security or SessionSecurity.default()).bound_to(self.shell.name)
-        self._visibility = visibility_of(settings.hidden, self.security, needed=needed)
-        self._replica = replica = replica_of(
-            store, policy, self.security, encrypts=settings.encrypt_store, clock=clock
-        )
+        self._visibility = _visibility_of(settings.hidden, self.security, needed)
+        self._replica = replica = _replica_of(settings, self.security, clock)
         self.store, self.bus, self.policy = replica.store, replica.bus, replica.policy
         self.remembers = self.store.remembers
         if conversations is not None:
@@ -117,17 +148,25 @@ class Assembly:
             )
 
         self._request_keys = _places_of(settings.request_keys, remembers=self.remembers)
-        self._outside = outside = Outside.make(
-            server, replica, self.shell, declared=declared, eras=settings.eras
-        )
-        self.external = outside.external
+        self._relay = RequestRelay(self.bus)
+        self._remote_children: RemoteChildren | None = None
+        """The children of other replicas."""
+
+        if self.store.exchange is not None:
+            self._remote_children = RemoteChildren(self._relay, self.store, self.store.exchange)
+        room = server.max_children if isinstance(server, ExternalServer) else None
+        process = self.bus.process if self.bus.is_shared else None
+        rounds = Rounds(self.policy, room, process, other_replicas=self._remote_children)
+        self._rounds = rounds if self.policy.question_timeout else None
+        """The questions that clients of the 2026 era answer with their next request."""
+
+        self.external: ExternalUpstream | None = None
         """The wrapped server if it is outside of this process."""
 
-        self.upstream: Upstream = self.shell if outside.external is None else outside.external
-
-        self._delivery = delivery = delivery_of(
-            replica, self._visibility, relay=outside.relay, rounds=outside.rounds
-        )
+        if isinstance(server, ExternalServer):
+            self.external = self._outside(server, declared, rounds)
+        self.upstream: Upstream = self.shell if self.external is None else self.external
+        self._delivery = delivery = self._delivered()
         self.connections, self.attachments = delivery.connections, delivery.attachments
         self.publisher, self.broadcaster = delivery.publisher, delivery.broadcaster
         self.questions = delivery.questions
@@ -170,6 +209,76 @@ class Assembly:
         self._dispatch()
         self._serve()
 
+    def _outside(
+        self, server: ExternalServer, declared: DeclaredHeaders, rounds: Rounds
+    ) -> ExternalUpstream:
+        lasting = self.store.remembers and self.store.survives_process
+        return ExternalUpstream(
+            server,
+            _starter(server, self.policy.max_answer, lasting=lasting),
+            self.shell,
+            other_replicas=self._remote_children,
+            policy=self.policy,
+            declared=declared,
+            rounds=rounds,
+            remembers=self.store.remembers,
+            prefers_modern=self.eras == "2026",
+        )
+
+    def _delivered(self) -> Delivery:
+        replica, store, bus, policy = self._replica, self.store, self.bus, self.policy
+        pending_writes = PendingWrites()
+        questions = PendingQuestions(bus.process if bus.is_shared else None, self._rounds)
+        streams = partial(StreamLog, store, self.clock, pending_writes)
+
+        def new_connection(record: SessionRecord, peer: Peer) -> StoredConnection:
+            primes = primes_streams(peer.protocol_version)
+            responses = ResponseStreams(record.session_id, streams, policy, primes=primes)
+            transport = HttpTransport(responses, policy, bus.is_shared)
+            log = streams(record.session_id, GET_STREAM)
+            return StoredConnection(
+                record,
+                peer,
+                transport,
+                log,
+                store=store,
+                clock=self.clock,
+                bus=bus,
+                stories=replica.stories,
+            )
+
+        connections = ConnectionRegistry(replica, new_connection)
+        attachments = Attachments(
+            replica, connections, questions=questions, pending_writes=pending_writes
+        )
+        remote_questions = RemoteQuestions(self._relay, connections, questions)
+        publisher = Publisher(
+            replica,
+            connections,
+            attachments,
+            questions=questions,
+            remote_questions=remote_questions,
+            streams=streams,
+        )
+        hidden_updates = HiddenUpdates(store, connections, self._visibility)
+        broadcaster = ChangeBroadcaster(
+            replica,
+            publisher,
+            connections=connections,
+            attachments=attachments,
+            hidden_updates=hidden_updates if self._visibility.outside else None,
+        )
+        return Delivery(
+            connections=connections,
+            attachments=attachments,
+            publisher=publisher,
+            broadcaster=broadcaster,
+            hidden_updates=hidden_updates,
+            questions=questions,
+            remote_questions=remote_questions,
+            pending_writes=pending_writes,
+        )
+
     def _bound(self, conversations: Conversations) -> ConversationSessions:
         argument = None
         if conversations.handle:
@@ -196,9 +305,7 @@ class Assembly:
             advertise=partial(add_capabilities, tasks=runner.tasks is not None),
         )
         association = Association(replica, delivery, runner, sealed=self.sealed)
-        keys = Idempotency(
-            replica, runner, association, sealed=self.sealed, relay=self._outside.relay
-        )
+        keys = Idempotency(replica, runner, association, sealed=self.sealed, relay=self._relay)
         self._joining = keys.joining
         self.router = Router(
             replica,
@@ -286,7 +393,7 @@ class Assembly:
             delivery,
             runner,
             relayed=RelayedRequests(
-                relay=self._outside.relay,
+                relay=self._relay,
                 joining=self._joining,
                 children=children,
                 questions=delivery.remote_questions,
@@ -330,15 +437,14 @@ class Assembly:
         )
 
     def _child_host(self) -> ChildHost | None:
-        outside = self._outside
-        if outside.remote_children is None or (self.external is None and outside.rounds is None):
+        if self._remote_children is None or (self.external is None and self._rounds is None):
             return None
         return ChildHost(
-            outside.relay,
+            self._relay,
             self.store,
-            outside.remote_children,
+            self._remote_children,
             upstream=self.external,
-            rounds=outside.rounds,
+            rounds=self._rounds,
             way_to=self._peers.way_to,
             ask_there=self.questions.ask_there,
         )
@@ -389,3 +495,53 @@ def _check_conversations(store: SessionStore, security: SessionSecurity) -> None
             "the sessions of conversations outlive this process, but the keys by which they are "
             "found do not: set MCP_SESSIONS_KEYS"
         )
+
+
+def _admitting(
+    server: object, authentication: Authentication | None, shell: SdkUpstream
+) -> tuple[Authentication | None, Mapping[str, Collection[str]]]:
+    if authentication is not None and shell.authenticates:
+        raise ConfigurationError("the server has authentication of its own: it needs no second one")
+    if not isinstance(server, ExternalServer) or not server.asks_for_scopes:
+        return authentication, {}
+    if authentication is None:
+        raise ConfigurationError("scopes need authentication, such as --api-keys FILE")
+    return authentication.requiring(server.scopes), server.tool_scopes
+
+
+def _visibility_of(
+    hidden: Collection[str], security: SessionSecurity, needed: Mapping[str, Collection[str]]
+) -> Visibility:
+    try:
+        check_patterns("hidden", hidden)
+    except TypeError as wrong:
+        raise ConfigurationError(str(wrong)) from None
+    pseudonym = partial(security.pseudonym, "hidden")
+    return Visibility(pseudonym, tuple(hidden), needed=needed)
+
+
+def _replica_of(
+    settings: LayerSettings, security: SessionSecurity, clock: Callable[[], float]
+) -> Replica:
+    store, policy = settings.store, settings.policy
+    if store is None:
+        store = Stateless(security)
+    elif isinstance(store, (str, os.PathLike)):
+        store = open_store(store)
+    if settings.encrypt_store:
+        store = encrypted_store(store, security)
+    if policy.forget_after is None and store.remembers and store.survives_process:
+        # A sleeping session costs little there, and its client finds it again.
+        policy = replace(policy, forget_after=FORGET_AFTER)
+    process, exchange = mint_process(VERSION), store.exchange
+    bus = ClusterBus(process) if exchange is None else SharedBus(store, exchange, process)
+    stories = Stories(store, replica_name(process), clock)
+    return Replica(store=store, bus=bus, policy=policy, clock=clock, stories=stories)
+
+
+def _starter(server: ExternalServer, longest: int, *, lasting: bool) -> Starter:
+    if isinstance(server, HTTPServer):
+        return HttpChildren(server, longest)
+    if isinstance(server, StdioServer):
+        return StdioChildren(server, longest, lasting=lasting)
+    raise ConfigurationError(f"cannot wrap {type(server).__name__}")

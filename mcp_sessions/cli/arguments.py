@@ -135,6 +135,16 @@ class OneLineParser(argparse.ArgumentParser):
                 action, f"must be one of {', '.join(known)}, not {value!r}{hint}"
             )
 
+    def value_of(self, action: argparse.Action, text: str) -> Any:
+        """Read the text of a value as on a command line.
+
+        Raises:
+            argparse.ArgumentError: The option cannot have it.
+        """
+        value = self._get_value(action, text)  # pyright: ignore[reportUnknownVariableType, reportAttributeAccessIssue, reportUnknownMemberType]
+        self._check_value(action, value)
+        return value
+
     def _print_message(self, message: str, file: Any = None) -> None:
         # argparse ignores that it cannot be written. Errors do not come here.
         out(message, end="")

@@ -39,8 +39,7 @@ Each option can be a variable: --max-children is {PREFIX}MAX_CHILDREN.
 The command line wins. Write a flag as 1 or 0, and several values on a line
 each, or with {SEPARATOR} between them. The OTEL_ variables turn metrics and traces on."""
 
-_YES: Final = ("1", "true", "yes")
-_NO: Final = ("0", "false", "no")
+_FLAGS: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ def parse(
     """
     settings: dict[str, Setting] = {}
     for action in parser.shown_options():
-        if (setting := setting_of(action, environment)) is not None:
+        if (setting := _setting_of(parser, action, environment)) is not None:
             settings[action.dest] = setting
     # None: not given. No value on a command line is None.
     parser.set_defaults(**dict.fromkeys(settings))
@@ -105,7 +104,7 @@ def fill(options: argparse.Namespace, shared: Mapping[str, Any]) -> list[Setting
     taken: list[Setting] = []
     for action in options.parser.shown_options():
         if action.dest in shared and getattr(options, action.dest) is None:
-            setting = setting_of(action, os.environ)
+            setting = _setting_of(options.parser, action, os.environ)
             taken += [setting] if setting is not None else []
             value = shared[action.dest] if setting is None else setting.value
             setattr(options, action.dest, value)
@@ -114,7 +113,9 @@ def fill(options: argparse.Namespace, shared: Mapping[str, Any]) -> list[Setting
     return taken
 
 
-def setting_of(action: argparse.Action, environment: Mapping[str, str]) -> Setting | None:
+def _setting_of(
+    parser: OneLineParser, action: argparse.Action, environment: Mapping[str, str]
+) -> Setting | None:
     """Return what the option's variable says; None: it is not set.
 
     Raises:
@@ -125,7 +126,13 @@ def setting_of(action: argparse.Action, environment: Mapping[str, str]) -> Setti
     text = environment.get(variable)
     if text is None:
         return None
-    return Setting(variable, option, text, _value(variable, action, text))
+    if not text.strip():
+        # The value may come from another, unset variable. Its meaning would be lost.
+        raise ConfigurationError(f"{variable} is empty: unset it, or give it a value")
+    try:
+        return Setting(variable, option, text, _value(parser, action, text))
+    except argparse.ArgumentError as wrong:
+        raise ConfigurationError(f"{variable}: {wrong.message}") from wrong
 
 
 def unknown(parser: OneLineParser, environment: Mapping[str, str]) -> list[str]:
@@ -159,36 +166,20 @@ def variables_named(settings: Sequence[Setting]) -> Generator[None]:
         raise ConfigurationError(f"{said} (set by {', '.join(names)})") from error
 
 
-def _value(variable: str, action: argparse.Action, text: str) -> Any:
-    if not text.strip():
-        # The value may come from another, unset variable. Its meaning would be lost.
-        raise ConfigurationError(f"{variable} is empty: unset it, or give it a value")
+def _value(parser: OneLineParser, action: argparse.Action, text: str) -> Any:
     if action.nargs == 0:
         word = text.strip().lower()
-        if word not in _YES + _NO:
-            raise ConfigurationError(
-                f"{variable}: must be one of {', '.join(_YES + _NO)}, not {text!r}"
+        if word not in _FLAGS:
+            raise argparse.ArgumentError(
+                action, f"must be one of {', '.join(_FLAGS)}, not {text!r}"
             )
-        return word in _YES
+        return _FLAGS[word]
     if is_repeated(action):
         lines = text.replace(SEPARATOR, "\n").splitlines()
-        return [_one(variable, action, line.strip()) for line in lines if line.strip()]
-    return _one(variable, action, text)
+        return [parser.value_of(action, line.strip()) for line in lines if line.strip()]
+    return parser.value_of(action, text)
 
 
 def is_repeated(action: argparse.Action) -> bool:
     # argparse has no public name for it.
     return isinstance(action, argparse._AppendAction)  # pyright: ignore[reportPrivateUsage]
-
-
-def _one(variable: str, action: argparse.Action, text: str) -> Any:
-    value: Any = text
-    if callable(action.type):
-        try:
-            value = action.type(text)
-        except argparse.ArgumentTypeError as wrong:
-            raise ConfigurationError(f"{variable}: {wrong}") from wrong
-    if action.choices is not None and value not in action.choices:
-        choices = ", ".join(map(str, action.choices))
-        raise ConfigurationError(f"{variable}: must be one of {choices}, not {text!r}")
-    return value

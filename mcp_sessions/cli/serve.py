@@ -86,18 +86,12 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if audit is not None:
         # Only now, after the target's code has changed logging.
         audit.install()
-    if options.worker is not None:
-        return _work(options, layer, store)
     if options.stdio and options.port is None:
         start_up(options, None, store, layer.eras)
-        try:
-            with _exporting(options):
-                layer.run("stdio", grace=options.grace)
-        except KeyboardInterrupt:
-            return INTERRUPTED
-        return 0
-    with listening_socket(options.host, _port(options)) as sock:
-        return _serve(options, layer, sock, lambda: start_up(options, sock, store, layer.eras))
+        return _serve(options, layer, None, None)
+    sock, started = _listening(options, [layer.store], store, layer.eras)
+    with sock:
+        return _serve(options, layer, sock, started)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -141,18 +135,43 @@ def _port(options: argparse.Namespace) -> int:
     return DEFAULT_PORT if options.port is None else options.port
 
 
+def _listening(
+    options: argparse.Namespace,
+    stores: Sequence[SessionStore],
+    named: str,
+    eras: Eras,
+    paths: Sequence[str] = (),
+) -> tuple[socket.socket, Callable[[], None]]:
+    """Return the socket to serve on, and what to call when it is served.
+
+    Raises:
+        ConfigurationError: The port is in use; or this is one of several processes, and they do
+            not share a store.
+    """
+    if options.worker is not None:
+        worker = _joined(options, stores, named)
+        return worker.listener, partial(worker.is_ready, eras)
+    sock = listening_socket(options.host, _port(options))
+    return sock, partial(start_up, options, sock, named, eras, paths)
+
+
 def _serve(
     options: argparse.Namespace,
     layer: SessionLayer,
-    sock: socket.socket,
-    on_started: Callable[[], None],
+    sock: socket.socket | None,
+    on_started: Callable[[], None] | None,
 ) -> int:
+    """Serve one layer until stopped, and return the exit status.
+
+    Args:
+        sock: None: only standard input and output are served.
+    """
     try:
         with _exporting(options):
             layer.run(
                 "stdio" if options.stdio else "http",
                 host=options.host,
-                port=sock.getsockname()[1],
+                port=sock.getsockname()[1] if sock is not None else None,
                 path=options.path,
                 security=_security(options),
                 sock=sock,
@@ -190,20 +209,10 @@ def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
         audit.install()
     spoken: set[Eras] = {layer.eras for layer in layers.values()}
     eras: Eras = spoken.pop() if len(spoken) == 1 else "both"
-    if options.worker is not None:
-        worker = _joined(options, [layer.store for layer in layers.values()], redacted(store))
-        with worker.listener as sock, _exporting(options):
-            ready = partial(worker.is_ready, eras)
-            return serve_all(options, layers, make, sock, _security(options), ready)
-    with listening_socket(options.host, _port(options)) as sock, _exporting(options):
-        return serve_all(
-            options,
-            layers,
-            make,
-            sock,
-            _security(options),
-            lambda: start_up(options, sock, redacted(store), eras, list(layers)),
-        )
+    stores = [layer.store for layer in layers.values()]
+    sock, started = _listening(options, stores, redacted(store), eras, list(layers))
+    with sock, _exporting(options):
+        return serve_all(options, layers, make, sock, _security(options), started)
 
 
 def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -239,17 +248,6 @@ def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
     with listening_socket(options.host, _port(options)) as sock:
         return asyncio.run(run())
-
-
-def _work(options: argparse.Namespace, layer: SessionLayer, store: str) -> int:
-    """Serve as one of several processes.
-
-    Raises:
-        ConfigurationError: The store is not shared between processes.
-    """
-    worker = _joined(options, [layer.store], store)
-    with worker.listener as sock:
-        return _serve(options, layer, sock, partial(worker.is_ready, layer.eras))
 
 
 def _joined(options: argparse.Namespace, stores: Sequence[SessionStore], named: str) -> Worker:

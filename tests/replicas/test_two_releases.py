@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions import foundations
+from mcp_sessions import assembly
 from mcp_sessions.server.cluster import remote_children, shared_bus
 from mcp_sessions.server.cluster.codec import VERSION
 from mcp_sessions.stores.contract import SessionStore
@@ -114,7 +114,7 @@ async def two_releases(
     def released(number: int, store: Any) -> Any:
         is_next = number == other and writes is of_the_next_version
         # Each names its version where it names itself.
-        monkeypatch.setattr(foundations, "VERSION", VERSION + is_next)
+        monkeypatch.setattr(assembly, "VERSION", VERSION + is_next)
         return _Store(store, writes, reads) if number == other else store
 
     async with cluster(2, server=server, store_of=released) as c:
