@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mcp_sessions import __version__
 from mcp_sessions.access import SERVER
@@ -360,12 +360,15 @@ def start_up(
     """
     host = f"[{options.host}]" if ":" in options.host else options.host
     urls = ["standard input and output"]
+    more: dict[str, Any] = {}
     transports = ("stdio",) if options.stdio else ()
     if sock is not None:
         scheme = "https" if options.ssl_certfile is not None else "http"
         address = f"{scheme}://{host}:{sock.getsockname()[1]}"
         urls = [f"{address}{path}" for path in paths or [options.path]]
         transports = (*TRANSPORTS, *transports)
+        if options.dashboard is not None:
+            more["page"] = f"{address}{options.dashboard.rstrip('/')}/"
     eras = versions_of(spoken)
     if options.log_format == "json":
         logs.say(
@@ -373,6 +376,7 @@ def start_up(
             version=__version__,
             target=options.target,
             url=" ".join(urls),
+            **more,
             eras=eras,
             transports=transports,
             store=store,
@@ -382,6 +386,7 @@ def start_up(
     lines = [
         f"mcp-sessions {__version__} serves {options.target}",
         *(f"  at          {url}" for url in urls),
+        *(f"  {name:<10}  {value}" for name, value in more.items()),
         f"  eras        {named}",
         f"  transports  {', '.join(transports)}",
         f"  store       {store}",

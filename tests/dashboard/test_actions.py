@@ -4,17 +4,21 @@ import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
 import anyio
 import httpx2
 import pytest
 from mcp.server import MCPServer
 
-from mcp_sessions import SessionLayer
+from mcp_sessions import Conversations, SessionLayer
+from mcp_sessions.dashboard.actions import Actions
 from mcp_sessions.ids import digest
 from mcp_sessions.testing import MakeTwoStores
 from tests.dashboard.test_layer_dashboard import ACCEPT, INITIALIZE, begun, browser, call, seen
 from tests.stores.every_store import every_exchange
+from tests.support.modern import ModernClient
+from tests.support.world import world
 
 pytestmark = pytest.mark.anyio
 
@@ -65,19 +69,73 @@ async def test_a_session_ends_and_its_page_says_who_ended_it() -> None:
         assert answer.status_code == 404
 
 
+OTHER = "http://attacker.example"
+FOREIGN: list[dict[str, str]] = [
+    {},
+    {"sec-fetch-site": "cross-site", "origin": OTHER},
+    {"sec-fetch-site": "same-site", "origin": "http://127.0.0.1:9999"},
+    {"sec-fetch-site": "none"},
+    {"origin": OTHER},
+    {"origin": "null"},
+    {"sec-fetch-site": "same-origin", "origin": OTHER},
+]
+"""What a browser says of a form of another page."""
+
+
+async def test_every_action_refuses_a_form_of_another_page() -> None:
+    async with acting() as page:
+        token = await page.token()
+        replicas = (await page.client.get("/sessions/replicas")).text
+        (process,) = re.findall(r"/sessions/replicas/([^/]+)/drain", replicas)
+        paths = {
+            "/session/{name}/end": f"{page.page}/end",
+            "/replicas/{process}/drain": f"/sessions/replicas/{process}/drain",
+            "/servers/{process}/{pid:int}/stop": f"/sessions/servers/{process}/1/stop",
+        }
+        assert {each.path for each in Actions(cast("Any", None)).routes()} == {*paths}
+        for path in paths.values():
+            for headers in FOREIGN:
+                form = {"token": token}
+                answer = await page.client.post(path, data=form, headers=headers)
+                assert answer.status_code == 403, (path, headers)
+            answer = await page.client.post(path, data={"token": "0" * 64}, headers=OWN)
+            assert answer.status_code == 403, path
+        assert await page.lives()
+        assert (await page.client.get("/sessions/replicas")).text.count("alive</span>") == 1
+
+
+async def test_two_tabs_share_the_token_of_their_forms() -> None:
+    async with acting() as page:
+        first, second = await page.token(), await page.token()
+        assert first == second and await page.end(first, **OWN) == 303
+        # The second tab is late.
+        assert await page.end(second, **OWN) in (303, 404) and not await page.lives()
+        await seen(page.client, page.page, "an operator ended it")
+
+
+async def test_the_session_of_a_conversation_is_ended_and_the_next_call_starts_one() -> None:
+    async with world(conversations=Conversations()) as w:
+        client = ModernClient(w.carrier)
+        meta = {"openai/session": "a-conversation"}
+        await client.text("session_id", meta=meta)
+        (before,) = [each.id for each in await w.layer.sessions.list()]
+        async with browser(w.layer.dashboard(actions=True)) as operator:
+            path = f"/session/{digest(before)}"
+            text = (await operator.get(path)).text
+            assert "<dt>Mode</dt><dd>conversation</dd>" in text and "a-conversation" not in text
+            (token,) = re.findall(r'name="token" value="([0-9a-f]{64})"', text)
+            form = {"token": token}
+            assert (await operator.post(f"{path}/end", data=form, headers=OWN)).status_code == 303
+            assert "an operator ended it" in (await operator.get(path)).text
+        assert await w.layer.sessions.list() == []
+        await client.text("session_id", meta=meta)
+        assert len(await w.layer.sessions.list()) == 1
+
+
 async def test_a_form_of_another_page_does_nothing() -> None:
     async with acting() as page:
         token = await page.token()
-        other = "http://attacker.example"
-        for headers in (
-            {},
-            {"sec-fetch-site": "cross-site", "origin": other},
-            {"sec-fetch-site": "same-site", "origin": "http://127.0.0.1:9999"},
-            {"sec-fetch-site": "none"},
-            {"origin": other},
-            {"origin": "null"},
-            {"sec-fetch-site": "same-origin", "origin": other},
-        ):
+        for headers in FOREIGN:
             assert await page.end(token, **headers) == 403, headers
         assert await page.end("0" * 64, **OWN) == 403
         assert await page.end("", **OWN) == 403
