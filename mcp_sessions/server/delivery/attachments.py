@@ -7,7 +7,7 @@ that to the connections of this process.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -274,16 +274,8 @@ class Attachments:
     ) -> None:
         async with self.session_lock(session_id):
             connection.attached.pop(session_id, None)
-            await self._pending_writes.settle(
-                {
-                    ("detach", session_id, fencing_epoch): partial(
-                        self._store.detach,
-                        session_id,
-                        fencing_epoch,
-                        self._detached(why, connection),
-                    )
-                }
-            )
+            entry = self._detached(why, connection)
+            await self._detach_stored({session_id: fencing_epoch}, entry)
             await connection.withdraw(session_id, fencing_epoch)
             await self.unwatch(session_id, connection)
 
@@ -296,14 +288,16 @@ class Attachments:
             for session_id in attached:
                 await self.unwatch(session_id, connection)
         finally:
-            await self._pending_writes.settle(
-                {
-                    ("detach", session_id, epoch): partial(
-                        self._store.detach, session_id, epoch, entry
-                    )
-                    for session_id, epoch in attached.items()
-                }
-            )
+            await self._detach_stored(attached, entry)
+
+    async def _detach_stored(
+        self, attached: Mapping[SessionId, FencingEpoch], entry: Entry
+    ) -> None:
+        """In the store, when that is there."""
+        detach = self._store.detach
+        await self._pending_writes.settle(
+            {("detach", *each): partial(detach, *each, entry) for each in attached.items()}
+        )
 
     async def displace(self, session_id: SessionId, reason: Detached) -> None:
         """Take a session from its connection without giving it to another: its client has

@@ -34,7 +34,6 @@ from mcp_sessions.stores.redis.record_codec import (
     KnownFacts,
     KnownSessions,
     ScriptAnswer,
-    pair_of,
     record_of,
     unreadable,
 )
@@ -139,7 +138,7 @@ class Commands:
     async def _time(self) -> float:
         answer = await self._command("TIME")
         try:
-            seconds, microseconds = pair_of(answer)
+            seconds, microseconds = answer
             return int(seconds) + int(microseconds) / 1_000_000
         except (ValueError, TypeError) as wrong:
             raise unavailable(wrong, self._link.server) from wrong

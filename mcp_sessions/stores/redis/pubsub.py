@@ -49,6 +49,9 @@ class RedisExchange(JoinedProcess):
         self._is_lost = asyncio.Event()
         """The connection is gone, and with it the subscriptions."""
 
+        self._receives = False
+        """All channels are subscribed to."""
+
         self.use(self._make, self._link)
 
     def use(self, make: MakeConnection, link: RedisLink | ClusterLink) -> None:
@@ -86,8 +89,15 @@ class RedisExchange(JoinedProcess):
 
     async def watch(self, session_id: SessionId, stream: StreamName) -> None:
         channel = self._channel(session_id, stream)
-        self._watched[channel] = (session_id, stream)
-        await self._ask(self._listening, "SUBSCRIBE", channel)
+        is_new, watched = channel not in self._watched, (session_id, stream)
+        self._watched[channel] = watched
+        try:
+            await self._ask(self._listening, "SUBSCRIBE", channel)
+        except BaseException:
+            # Unless another one watches it meanwhile.
+            if is_new and self._watched.get(channel) is watched:
+                del self._watched[channel]
+            raise
 
     async def unwatch(self, session_id: SessionId, stream: StreamName) -> None:
         channel = self._channel(session_id, stream)
@@ -120,10 +130,11 @@ class RedisExchange(JoinedProcess):
         """A connection whose other end vanished looks idle. And its other end may be a replica now:
         the primary counts no listener there.
         """
-        if self._is_lost.is_set():
+        if not self._receives:
             return
         await self._ask(self._listening, "PING")
-        if not await self.send(b"", to=self._process):
+        is_heard = await self.send(b"", to=self._process)
+        if not is_heard and self._receives:
             self._listening.lose(ConnectionError())
 
     # --- listening -----------------------------------------------------------------------
@@ -147,6 +158,7 @@ class RedisExchange(JoinedProcess):
         try:
             channels = [*self._own, *self._watched]
             await all_of(self._ask(self._listening, "SUBSCRIBE", each) for each in channels)
+            self._receives = not self._is_lost.is_set()
         except BaseException:
             self._is_lost.set()
             raise
@@ -154,6 +166,7 @@ class RedisExchange(JoinedProcess):
     def on_lost(self) -> None:
         """The connection was given up."""
         self._unsettle()
+        self._receives = False
         self._is_lost.set()
 
     def on_published(self, channel: bytes, body: bytes) -> None:

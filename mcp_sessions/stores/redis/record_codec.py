@@ -5,7 +5,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -37,8 +37,6 @@ _MODES = {mode.value.encode(): mode for mode in Mode}
 
 ScriptAnswer = Any
 """The answer of a script: bytes, int, None, and lists of these."""
-
-T = TypeVar("T")
 
 
 def packed(value: Any) -> bytes:
@@ -107,20 +105,6 @@ def unreadable(answer: object) -> StoreRefused:
         f"a value in Redis cannot be read ({type(answer).__name__}): another program wrote it, or "
         "another release"
     )
-
-
-def of_kind(kind: type[T], answer: ScriptAnswer) -> T:
-    if not isinstance(answer, kind):
-        raise unreadable(answer)
-    return answer
-
-
-def pair_of(answer: ScriptAnswer) -> tuple[ScriptAnswer, ScriptAnswer]:
-    match answer:
-        case [first, second]:
-            return first, second
-        case _:
-            raise unreadable(answer)
 
 
 class KnownFacts(NamedTuple):

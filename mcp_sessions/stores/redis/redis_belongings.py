@@ -35,11 +35,9 @@ from mcp_sessions.stores.redis.record_codec import (
     encoded,
     events_of,
     fields_of,
-    of_kind,
     optional,
     owner_of,
     packed,
-    pair_of,
     tokens_of,
     unpacked,
 )
@@ -173,9 +171,13 @@ class BelongingsInRedis(Lists):
         )
         if found == b"max_state_bytes":
             raise LimitReached("max_state_bytes", self._policy.max_state_bytes)
-        if isinstance(found, list) and found[:1] == [b"newer"]:
-            raise StateConflict(self._record(pair_of(found)[1], known))
-        return self._record(found, known) if found is not None else None
+        match found:
+            case None:
+                return None
+            case [b"newer", newest]:
+                raise StateConflict(self._record(newest, known))
+            case _:
+                return self._record(found, known)
 
     @readable
     async def finish_request(
@@ -281,7 +283,7 @@ class BelongingsInRedis(Lists):
             tag_of(session_id),
             {encoded(uri): encoded(token) for uri in uris if encoded(uri) not in own},
         )
-        if of_kind(bytes, known) != member.encode():
+        if known != member.encode():
             await self._release(member.encode())
         return False
 

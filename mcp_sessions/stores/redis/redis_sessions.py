@@ -32,10 +32,8 @@ from mcp_sessions.stores.redis.record_codec import (
     decoded,
     encoded,
     fields_of,
-    of_kind,
     owner_of,
     packed,
-    pair_of,
     unpacked,
     unreadable,
 )
@@ -165,9 +163,9 @@ class Sleepers(Lists):
                 lambda member: self._run("size", [self._key_of(tag_in(member))], repr(by)), members
             )
             for each in sizes:
-                size += of_kind(int, each) if each is not None else 0
+                size += each if each is not None else 0
                 passed += size <= most
-        asleep = of_kind(int, await self._command("ZCOUNT", self._all, "-inf", repr(by)))
+        asleep: int = await self._command("ZCOUNT", self._all, "-inf", repr(by))
         heavy = max(0, min(asleep - passed, limit + len(held)))
         oldest = await self._command(
             *("ZRANGEBYSCORE", self._all, "-inf", repr(by), "LIMIT", 0, heavy)
@@ -188,7 +186,7 @@ class Sleepers(Lists):
         """Bytes of all that is in Redis; None: unknown. In a cluster only one node would answer."""
         if not isinstance(self._link, RedisLink):
             return None
-        found = _USED.search(of_kind(bytes, await self._command("INFO", "memory")))
+        found = _USED.search(await self._command("INFO", "memory"))
         return int(found[1]) if found is not None else None
 
     @readable
@@ -239,6 +237,7 @@ _DEADLINES = b"expires", b"ends"
 
 
 class LivesInRedis(Sleepers):
+    @readable
     async def create(
         self,
         mode: Mode,
@@ -276,15 +275,14 @@ class LivesInRedis(Sleepers):
             if not reached:
                 break
             if attempt or not await self._heal(self._all if reached == b"max_sessions" else owned):
-                limit = of_kind(bytes, reached).decode("latin-1")
+                limit = reached.decode()
                 most = policy.max_sessions if limit == "max_sessions" else of_one
                 raise LimitReached(limit, most)
         fields = fields_of(session_id, mode, principal, peer, life)
         flat = [part for pair in fields.items() for part in pair]
         epoch = mint_log_epoch()
         answer = await self._on(session_id, "create", repr(now), epoch, member, *flat)
-        pair, is_new = pair_of(answer)
-        made, left = pair_of(pair)
+        (made, left), is_new = answer
         if left is not None:
             await self._release(left)
         record = self._record(made)

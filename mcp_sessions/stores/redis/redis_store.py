@@ -40,9 +40,8 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.probe import EngineFacts, StoreSize
-from mcp_sessions.stores.redis.commands import NAME
+from mcp_sessions.stores.redis.commands import NAME, readable
 from mcp_sessions.stores.redis.pubsub import RedisExchange
-from mcp_sessions.stores.redis.record_codec import of_kind
 from mcp_sessions.stores.redis.redis_belongings import BelongingsInRedis
 from mcp_sessions.stores.redis.redis_connection import (
     TIMEOUT,
@@ -200,12 +199,13 @@ class RedisStore(LivesInRedis, EventsInRedis, BelongingsInRedis):
                 "this Redis does not report its replication id: lost writes go unnoticed"
             )
 
+    @readable
     async def size(self) -> StoreSize:
         """The sessions of its namespace, and the memory of the whole Redis; of a cluster only the
         former.
         """
         sessions = await self._command("ZCARD", self._all)
-        return StoreSize(of_kind(int, sessions), await self._used_memory())
+        return StoreSize(int(sessions), await self._used_memory())
 
     async def probe(self) -> None:
         """Probe the server; of a cluster, one node."""

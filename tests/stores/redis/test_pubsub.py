@@ -34,6 +34,9 @@ class FakeConnection:
         self.waits: list[Any] = []
         """Commands that are answered when its peer takes them."""
 
+        self.channels = set[bytes]()
+        """Those that were subscribed to."""
+
         self.comes: asyncio.Queue[Any] = asyncio.Queue()
         self.is_connected = False
 
@@ -49,6 +52,8 @@ class FakeConnection:
 
     async def send_packed_command(self, command: list[Any], check_health: bool = True) -> None:
         """Answer it, if it is taken."""
+        if command[0] == "SUBSCRIBE":
+            self.channels.update(command[1:])
         self.waits.append([command[0].lower().encode(), *command[1:], 1])
         if self.takes:
             self.take()
@@ -168,3 +173,20 @@ async def test_who_gives_up_does_not_take_anybody_elses_answer() -> None:
         await asyncio.sleep(0.1)
         await exchange.watch(SESSION, EVENTS)
         assert len(connections) == 1
+
+
+async def test_a_watch_that_failed_is_not_made_good_later() -> None:
+    """Nobody takes what it would bring, and nobody would end it."""
+    async with joined() as (exchange, connections):
+        await exchange.watch(SessionId("another"), EVENTS)
+        connection = connections[-1]
+        connection.takes = False
+        asking = asyncio.create_task(exchange.watch(SESSION, EVENTS))
+        await asyncio.sleep(0.1)
+        connection.comes.put_nowait(ConnectionBroke())
+        with pytest.raises(StoreUnavailable):
+            await asking
+        await asyncio.sleep(BEAT)
+        assert len(connections) == 2
+        watched = {each for each in connections[-1].channels if b":w:" in each}
+        assert watched == {b"another:w:events"}
