@@ -7,9 +7,9 @@ They decide as whole ones do. If a decision needs a row that was not read, they 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from mcp_sessions.core.log import EventLog, LoggedEvent
+from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.request_keys import KeyedRequest
 from mcp_sessions.ids import RequestKey
 
@@ -52,7 +52,11 @@ class NotedEvents(dict[int, LoggedEvent]):
         super().__setitem__(number, event)
 
     def pop(self, number: int, /) -> LoggedEvent:  # type: ignore[override]
-        self.removed.append(number)
+        if number in self.added:
+            # It never had a row.
+            self.added.remove(number)
+        else:
+            self.removed.append(number)
         return super().pop(number)
 
 
@@ -77,16 +81,13 @@ class ReadEvents(NotedEvents):
         raise NotRead
 
 
-def changed_events(log: EventLog) -> tuple[list[tuple[LoggedEvent, str | None]], list[int]]:
-    """Return the events that were added to a log, each with its name, and the numbers of those that
-    went. Of a log that was made anew, or emptied, all were added.
+def changed_events(events: Mapping[int, LoggedEvent]) -> tuple[Iterable[int], Iterable[int]]:
+    """Return the numbers of the events that were added to a log, and of those that went. Of a log
+    that was made anew, or emptied, all were added.
     """
-    events = log.events
-    added, removed = list(events), list[int]()
     if isinstance(events, NotedEvents):
-        added, removed = events.added, events.removed
-    there = [(event, log.name_of(n)) for n in added if (event := events.get(n)) is not None]
-    return there, [number for number in removed if number not in added]
+        return events.added, events.removed
+    return events, ()
 
 
 class NotedKeys(dict[RequestKey, KeyedRequest]):

@@ -474,8 +474,8 @@ def change_of(
             # Dropped, made anew, or emptied.
             change.wiped.append(name)
     for name, log in logs.items():
-        added, removed = changed_events(log)
-        change.added += [AddedEvent(name, *each) for each in added]
+        added, removed = changed_events(log.events)
+        change.added += [AddedEvent(name, log.events[n], log.name_of(n)) for n in added]
         change.removed += [(name, number) for number in removed]
     change.added.sort(key=lambda added: (added.stream, added.event.number))
     finished = _keys_changed(change, before, session)

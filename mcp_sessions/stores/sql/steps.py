@@ -162,7 +162,7 @@ def _origin_wants(origin: SessionId, *_: Any, stream: StreamName = GET_STREAM, *
     return Wanted(stream=stream, origin=origin)
 
 
-def _append_wants(draft: Draft, *, stream: StreamName = EVENTS, **_: Any) -> Wanted:
+def append_wants(draft: Draft, *, stream: StreamName = EVENTS, **_: Any) -> Wanted:
     key = (draft.origin, draft.key) if draft.key is not None else None
     name = draft.name if draft.since is not None else None
     return Wanted(stream=stream, log=True, key=key, name=name)
@@ -296,7 +296,7 @@ class Steps:
     load_data = _step_of(MemoryStore.load_data, _data_wants, reads=True)
 
     admit = _step_of(MemoryStore.admit, _admit_wants)
-    append = _step_of(MemoryStore.append, _append_wants)
+    append = _step_of(MemoryStore.append, append_wants)
     open_stream = _step_of(MemoryStore.open_stream)
     drop_stream = _step_of(MemoryStore.drop_stream)
     drop_origin = _step_of(MemoryStore.drop_origin, _origin_wants)

@@ -164,11 +164,13 @@ class FileSession(MemorySession):
 
     def logs_to_read(self, wanted: Wanted) -> list[tuple[StreamName, EventLog]]:
         """The logs whose events a step needs, and that were not read."""
-        if not wanted.log and wanted.origin is None:
-            return []
-        names = (EVENTS, GET_STREAM) if wanted.stream is None else (wanted.stream,)
-        logs = [(name, log) for name in names if (log := self.log_of(name)) is not None]
-        return [each for each in logs if self._lacks_events(each[1], wanted)]
+        lacking: list[tuple[StreamName, EventLog]] = []
+        if wanted.log or wanted.origin is not None:
+            for name in (EVENTS, GET_STREAM) if wanted.stream is None else (wanted.stream,):
+                log = self.log_of(name)
+                if log is not None and self._lacks_events(log, wanted):
+                    lacking.append((name, log))
+        return lacking
 
     def _lacks_events(self, log: EventLog, wanted: Wanted) -> bool:
         events = log.events
@@ -624,17 +626,18 @@ def _log(
     elif log is not stored.log or not isinstance(noted, NotedEvents):
         # Made anew, or emptied.
         changes.append((_WIPE, (stored.row,)))
-    added, removed = changed_events(log)
+    added, removed = changed_events(noted)
     for number in removed:
         changes.append((_DROP_EVENT, (stored.row, number)))
-    for event, named in added:
+    for number in added:
+        event = noted[number]
         key = text_bytes(event.key[1]) if event.key is not None else None
-        values = stored.row, event.number, event.at, key, event.origin, event.payload, named
-        changes.append((_NEW_EVENT, values))
+        values = stored.row, number, event.at, key, event.origin, event.payload
+        changes.append((_NEW_EVENT, (*values, log.name_of(number))))
     if isinstance(noted, NotedEvents):
         noted.added, noted.removed = [], []
     else:
-        names = {event.number: named for event, named in added if named is not None}
+        names = {number: named for number in noted if (named := log.name_of(number)) is not None}
         noted = NotedEvents(noted.values())
         log = EventLog.restored(log.counts, log.window, noted, names)
         session.set_log(name, log)
