@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -99,11 +99,7 @@ from mcp_sessions.server.upstream.external.reading import (
     more_than,
     own_id,
 )
-from mcp_sessions.server.upstream.external.server_stream import (
-    ReadStream,
-    ServerStream,
-    StreamReceiver,
-)
+from mcp_sessions.server.upstream.external.server_stream import ReadStream, ServerStream
 from mcp_sessions.server.upstream.port import (
     PeerError,
     UpstreamCall,
@@ -128,7 +124,8 @@ class ChildWire(Protocol):
         """Give the child each message from now on. Called once, before anything is sent."""
         ...
 
-    def given_to(self, client: Client) -> None: ...
+    def given_to(self, client: Client) -> None:
+        """Note whose the child is now, if that is of use."""
 
     def room(self) -> Coroutine[Any, Any, None] | None:
         """Return a wait for space to send more, which raises nothing. None: there is space."""
@@ -145,8 +142,7 @@ class ChildWire(Protocol):
         ...
 
     def learn(self, method: str, result: Mapping[str, Any]) -> None:
-        """Take the result of a request of the modern era: the wire may need it later."""
-        ...
+        """Take the result of a request of the modern era, if later ones need it."""
 
     def stream(self) -> ReadStream | None:
         """Return the stream of the child's own messages in the handshake era, not opened yet. None:
@@ -158,14 +154,10 @@ class ChildWire(Protocol):
         self,
         request_id: int,
         params: dict[str, Any],
-        receiver: StreamReceiver,
-        *,
-        is_acknowledged: Callable[[], bool],
+        stream: ServerStream,
     ) -> float | None:
         """Send a listen of the modern era, and read its stream to its end; see :data:`ReadStream`.
-
-        Args:
-            is_acknowledged: Returns whether the listen was acknowledged.
+        The stream is open once the listen was acknowledged.
         """
         ...
 
@@ -174,13 +166,15 @@ class ChildWire(Protocol):
         ...
 
     @property
-    def pid(self) -> int | None: ...
+    def pid(self) -> int | None:
+        """The number of its process. None: it has none here."""
+        return None
 
     def memory(self) -> int | None:
         """Return the bytes that it takes on this machine. None: none, or the system does not say
         it.
         """
-        ...
+        return None
 
     async def stop(self) -> None: ...
 
@@ -689,7 +683,7 @@ class ModernEra:
     def __init__(self, child: Child, wire: ChildWire, client: Mapping[str, Any]) -> None:
         self._child, self._wire = child, wire
         self._client = client
-        self._listens: dict[int, StreamReceiver] = {}
+        self._listens: dict[int, ServerStream] = {}
         """Listens that were not acknowledged yet."""
 
     async def discovered(self) -> dict[str, Any]:
@@ -746,21 +740,15 @@ class ModernEra:
         self._wire.learn(method, result)
         return result
 
-    async def listen(self, receiver: StreamReceiver) -> float | None:
+    async def listen(self, stream: ServerStream) -> float | None:
         """Open a stream: a :data:`ReadStream`."""
         child = self._child
         params = self._params(wanted_changes(child.capabilities, child.subscribed), None)
         request_id = child.next_id()
-        self._listens[request_id] = receiver
-
-        def is_acknowledged() -> bool:
-            return request_id not in self._listens
-
+        self._listens[request_id] = stream
         try:
-            retry = await self._wire.listen(
-                request_id, params, receiver, is_acknowledged=is_acknowledged
-            )
-            if not is_acknowledged():
+            retry = await self._wire.listen(request_id, params, stream)
+            if not stream.is_open:
                 raise UpstreamError(error_body(INTERNAL_ERROR, "it does not acknowledge a listen"))
             return retry
         finally:
@@ -772,8 +760,7 @@ class ModernEra:
         if notification.method == method_names.ACKNOWLEDGED:
             about = own_id(meta_of(params).get(SUBSCRIPTION_ID))
             if about is not None and about in self._listens:
-                receiver = self._listens.pop(about)
-                await receiver.begun(continues=False)
+                await self._listens.pop(about).begun(continues=False)
             return True
         if notification.method == method_names.CANCELLED:
             self._child.end_listen(params.get("requestId"))

@@ -112,6 +112,7 @@ class Children:
     Args:
         versions: The protocol versions with a handshake.
         ours: The params of the layer's own ``initialize``.
+        announce: See :attr:`Services.announce`.
         give_up: See :meth:`~mcp_sessions.server.upstream.rounds.Rounds.give_up_oldest`.
         gives_up_at: See :meth:`~mcp_sessions.server.upstream.rounds.Rounds.gives_up_at`.
     """
@@ -120,6 +121,7 @@ class Children:
     starter: Starter
     versions: frozenset[str]
     ours: Mapping[str, Any]
+    announce: Announce
     give_up: Callable[[Hashable], Awaitable[bool]]
     gives_up_at: Callable[[Hashable], float]
     prefers_modern: bool = False
@@ -130,6 +132,7 @@ class Children:
         """Capabilities of the last child. None: there was none."""
 
         self.notifier = Notifier()
+        self.services = self._services()
         self._slots: dict[Hashable, Slot] = {}
         self.room = Room(lambda: self.server, self._slots)
         self._living, self._ending = self.room.living, self.room.ending
@@ -157,13 +160,8 @@ class Children:
         self.starter.run(lambda: self.room.left)
         self._rounds.loop("the rounds over idle children", self._round)
 
-    def services(self, announce: Announce) -> Services:
-        """Return what the slots of the server have in common.
-
-        Args:
-            announce: See :attr:`Services.announce`.
-        """
-        return Services(self.start, announce, self.notifier, self.server.title)
+    def _services(self) -> Services:
+        return Services(self.start, self.announce, self.notifier, self.server.title)
 
     def slot(self, key: Hashable, make: Callable[[], Slot]) -> Slot:
         slot = self._slots.get(key)
@@ -384,7 +382,7 @@ class Children:
             UpstreamError: It cannot be started.
         """
         if slot is None:
-            slot = _TrialSlot(self.services(_nobody_hears), object(), self.ours, ONE_CLIENT)
+            slot = _TrialSlot(self.services, object(), self.ours, ONE_CLIENT)
         child = await made(self.starter, slot, ANONYMOUS)
         is_kept = False
         try:
@@ -522,6 +520,7 @@ class Children:
             server: See :func:`can_follow`.
         """
         self.server = server
+        self.services = self._services()
         self.starter.use(server)
         self._failures = Failures()
         self.is_of_the_era_before = self.is_of_the_modern_era = self.names_requests = False
@@ -542,12 +541,6 @@ class Children:
                         break
                     await asyncio.sleep(LOOKS)
         await self._stop(child)
-
-
-async def _nobody_hears(
-    method: str, params: Mapping[str, Any] | None, *, is_outside: bool = False
-) -> None:
-    """Do nothing: no client gets the changes of a child that is only tried."""
 
 
 def can_follow(before: ExternalServer, after: ExternalServer) -> bool:

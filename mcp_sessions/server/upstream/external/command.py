@@ -40,14 +40,15 @@ from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
-from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child import Child, ChildWire
 from mcp_sessions.server.upstream.external.child_requests import Client, Forgotten, Later, Waiting
 from mcp_sessions.server.upstream.external.launcher import Launcher, memory_of
 from mcp_sessions.server.upstream.external.output import Line, TooLong
 from mcp_sessions.server.upstream.external.process import ChildProcess, Label, Processes
 from mcp_sessions.server.upstream.external.reading import more_than, of_ends
-from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
+from mcp_sessions.server.upstream.external.server_stream import ReadStream, ServerStream
 from mcp_sessions.server.upstream.external.slot import Slot
+from mcp_sessions.server.upstream.external.starts import Starter
 from mcp_sessions.server.upstream.external.warm import WarmProcesses
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stdio_server import StdioServer
@@ -66,8 +67,8 @@ _DIGITS: Final = 32
 """Hexadecimal digits that name a principal or a session to its process."""
 
 
-class StdioChildren:
-    """Start processes; a :class:`~mcp_sessions.server.upstream.external.starts.Starter`.
+class StdioChildren(Starter):
+    """Start processes.
 
     Args:
         longest: Bytes of one of their messages, at most.
@@ -175,8 +176,8 @@ class StdioChildren:
         await self._directories.close()
 
 
-class StdioWire:
-    """The pipes of one process: a :class:`ChildWire`.
+class StdioWire(ChildWire):
+    """The pipes of one process.
 
     Args:
         longest: Bytes of one of its messages, at most.
@@ -322,9 +323,6 @@ class StdioWire:
 
     # --- in the modern era -------------------------------------------------------------------
 
-    def learn(self, method: str, result: Mapping[str, Any]) -> None:
-        """Do nothing: a pipe has no headers."""
-
     def stream(self) -> ReadStream | None:
         return None
 
@@ -332,16 +330,14 @@ class StdioWire:
         self,
         request_id: int,
         params: dict[str, Any],
-        receiver: StreamReceiver,
-        *,
-        is_acknowledged: Callable[[], bool],
+        stream: ServerStream,
     ) -> float | None:
         try:
             await self._child.exchange(request_id, None, method_names.LISTEN, params)
         except UpstreamError:
             if self._child.has_ended:
                 raise Forgotten from None
-            if not is_acknowledged():
+            if not stream.is_open:
                 raise
         return None
 

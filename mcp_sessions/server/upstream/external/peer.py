@@ -51,7 +51,6 @@ from mcp_sessions.server.upstream.external.sharing import (
 from mcp_sessions.server.upstream.external.slot import (
     ONE_CLIENT,
     Clients,
-    Services,
     Sessionless,
     Slot,
     Subscribers,
@@ -94,10 +93,6 @@ class Wrapped:
 
     max_subscriptions: int
     """Resources of one listen, at most."""
-
-    @property
-    def services(self) -> Services:
-        return self.children.services(self.shell.publish)
 
 
 @dataclass(eq=False)
@@ -516,7 +511,7 @@ class ExternalPeer:
             # modern era it learns that from each request.
             is_modern = isinstance(key, Sessionless) and key.is_modern
             client = {**client, "capabilities": NOTHING_ASKED if is_modern else self._asks}
-        services = self._wrapped.services
+        services = self._wrapped.children.services
         if isinstance(key, Sessionless):
             if key.is_modern:
                 client = {**client, "protocolVersion": NEWEST_MODERN}
@@ -539,7 +534,7 @@ class ExternalPeer:
 
 
 def shared_slot(wrapped: Wrapped) -> Slot:
-    return Slot(wrapped.services, None, OURS, Clients(is_shared=True))
+    return Slot(wrapped.children.services, None, OURS, Clients(is_shared=True))
 
 
 class Listen:

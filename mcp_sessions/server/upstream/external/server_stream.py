@@ -8,7 +8,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.backoff import Backoff
@@ -25,21 +25,10 @@ _STREAM: Final = 1.0
 """Seconds that a caller waits for the stream. Some servers do not confirm it at once."""
 
 
-class StreamReceiver(Protocol):
-    async def begun(self, *, continues: bool) -> None:
-        """Note that the stream is open.
-
-        Args:
-            continues: Whether it continues where it ended before, without a gap.
-        """
-        ...
-
-    def progressed(self) -> None: ...
-
-
-ReadStream = Callable[[StreamReceiver], Awaitable[float | None]]
+ReadStream = Callable[["ServerStream"], Awaitable[float | None]]
 """Function that opens a stream for all wanted changes, and reads it until it ends. It returns the
-seconds before the stream may be opened again, if the server names them.
+seconds before the stream may be opened again, if the server names them. It says to the object when
+the stream is open, and when something new came.
 
 Raises:
     Forgotten: The session has ended.
@@ -67,7 +56,7 @@ class ServerStream:
         self._is_needed = False
         """Whether it was open before: after a refusal it is then tried again."""
 
-        self._was_begun = False
+        self.is_open = False
         """Whether the last try opened it."""
 
         self._answers = asyncio.Event()
@@ -91,7 +80,7 @@ class ServerStream:
         try:
             while True:
                 self._reopening.opened()
-                self._was_begun = False
+                self.is_open = False
                 self._answers.clear()
                 try:
                     retry = await self._read_stream(self)
@@ -109,18 +98,23 @@ class ServerStream:
                 self._tried.set()
                 delay = self._reopening.delay(retry)
                 # A server whose stream was open may name the time of the next try.
-                await (asyncio.sleep(delay) if self._was_begun else self._pause(delay))
+                await (asyncio.sleep(delay) if self.is_open else self._pause(delay))
         finally:
             self._tried.set()
             if self._before is not None:
                 self._before.cancel()
 
     async def begun(self, *, continues: bool) -> None:
+        """Note that the stream is open.
+
+        Args:
+            continues: Whether it continues where it ended before, without a gap.
+        """
         if self._before is not None:
             self._before.cancel()
             self._before = None
         has_gap, self._has_gap = self._has_gap and not continues, False
-        self._is_needed = self._was_begun = True
+        self._is_needed = self.is_open = True
         self._sooner.progressed()
         self._tried.set()
         if has_gap:

@@ -56,6 +56,8 @@ class NoMeans(UpstreamError):
 
 
 class Starter(Protocol):
+    """Makes children. By itself it starts none in advance, and keeps nothing."""
+
     async def start(self, slot: Slot, principal: Principal) -> Child:
         """Make a child that has not got any message yet.
 
@@ -71,25 +73,24 @@ class Starter(Protocol):
         Args:
             room: Returns how many unused children there may be.
         """
-        ...
 
     def start_first(self) -> bool:
         """Start a child in the background, and keep it for the client that needs one first. False:
         it cannot be kept, since it would be a client's from its start.
         """
-        ...
+        return False
 
     def retries(self) -> bool:
         """Whether a start that ended has to be made again, in another way."""
-        ...
+        return False
 
     def use(self, server: ExternalServer) -> None: ...
 
     def session_ended(self, session_id: SessionId) -> None:
         """Delete data that was kept for a session's children: the session cannot resume."""
-        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End what is here besides children."""
 
 
 def not_started(why: str) -> UpstreamError:

@@ -74,7 +74,9 @@ class ExternalUpstream:
         reachable = other_replicas if server.per == "session" else None
         away = rounds.give_up_oldest, rounds.gives_up_at
         self.children = Children(
-            server, starter, HANDSHAKE_VERSIONS, OURS, *away, prefers_modern=prefers_modern
+            *(server, starter, HANDSHAKE_VERSIONS, OURS, shell.publish),
+            *away,
+            prefers_modern=prefers_modern,
         )
         self._trials = Background()
         self._wrapped = Wrapped(

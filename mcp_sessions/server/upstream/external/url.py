@@ -17,7 +17,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from functools import partial
 from inspect import isawaitable
@@ -44,22 +44,20 @@ from mcp_sessions.http_client.exchange import FAILURES, Exchange, Opens, events_
 from mcp_sessions.http_client.session import HttpSession, is_sse
 from mcp_sessions.http_client.sse_reader import EventTooLarge, Position, ReadEvent
 from mcp_sessions.http_server import HTTPServer
-from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.protocol_versions import NEWEST_MODERN
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
-from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child import Child, ChildWire
 from mcp_sessions.server.upstream.external.child_requests import (
     ChildRefused,
-    Client,
     Forgotten,
     Waiting,
 )
 from mcp_sessions.server.upstream.external.param_headers import DeclaredHeaders, headers_of
 from mcp_sessions.server.upstream.external.reading import more_than, outlined
-from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
+from mcp_sessions.server.upstream.external.server_stream import ReadStream, ServerStream
 from mcp_sessions.server.upstream.external.slot import Slot
-from mcp_sessions.server.upstream.external.starts import NoMeans
+from mcp_sessions.server.upstream.external.starts import NoMeans, Starter
 from mcp_sessions.server.upstream.external.url_requests import (
     CONNECTING,
     UNSENT,
@@ -112,8 +110,8 @@ class _Reach:
         logger.warning("%s is reached again", self._title)
 
 
-class HttpChildren:
-    """A :class:`~mcp_sessions.server.upstream.external.starts.Starter`.
+class HttpChildren(Starter):
+    """Begin sessions at a URL. A session costs only a handshake, so none is begun in advance.
 
     Args:
         longest: Bytes of one message of theirs.
@@ -169,27 +167,13 @@ class HttpChildren:
             # The boundary to the operator's code. Its text may quote the credential.
             raise refused(f"there is no credential for it ({type(failed).__name__})") from None
 
-    def run(self, room: Callable[[], int]) -> None:
-        """Do nothing: a session costs only a handshake, so none is started in advance."""
-
-    def start_first(self) -> bool:
-        return False
-
-    def retries(self) -> bool:
-        return False
-
     def use(self, server: ExternalServer) -> None:
         if not isinstance(server, HTTPServer):
             raise AssertionError("it is of another kind")
         self._server = server
 
-    def session_ended(self, session_id: SessionId) -> None:
-        """Do nothing: no child is kept for a session."""
 
-    async def close(self) -> None: ...
-
-
-class HttpWire:
+class HttpWire(ChildWire):
     _child: Child
     _messages: Messages
 
@@ -204,14 +188,6 @@ class HttpWire:
     def begin(self, child: Child) -> None:
         self._child = child
         self._messages = Messages(child.background, self._send)
-
-    def given_to(self, client: Client) -> None:
-        """Do nothing: the URL has no name of its client."""
-
-    pid = None
-
-    def memory(self) -> None:
-        """Return None: it is another machine's."""
 
     async def stop(self) -> None:
         async with self._ending:
@@ -485,9 +461,7 @@ class HttpWire:
         self,
         request_id: int,
         params: dict[str, Any],
-        receiver: StreamReceiver,
-        *,
-        is_acknowledged: Callable[[], bool],
+        stream: ServerStream,
     ) -> float | None:
         message = {
             "jsonrpc": "2.0",
@@ -499,7 +473,7 @@ class HttpWire:
         reader = self._reader(
             lambda _: self._opened("POST", content, headers=headers), is_acknowledged=True
         )
-        return await reader(receiver)
+        return await reader(stream)
 
     def _reader(self, opens: Opens, *, is_acknowledged: bool = False) -> ReadStream:
         """Return a function that reads one stream of the server.
@@ -511,7 +485,7 @@ class HttpWire:
         position = Position()
         has_stream = False
 
-        async def read(receiver: StreamReceiver) -> float | None:
+        async def read(stream: ServerStream) -> float | None:
             nonlocal has_stream
             position.retry = None
             try:
@@ -520,14 +494,14 @@ class HttpWire:
                         raise refused("it has no stream for changes")
                     has_stream = True
                     if not is_acknowledged:
-                        await receiver.begun(continues=position.id is not None)
+                        await stream.begun(continues=position.id is not None)
                     said = 0
                     async with aclosing(events_of(response, self._longest)) as events:
                         async for event in events:
                             said += bool(event.data) or event.dropped is not None
                             # Neither an id alone nor the acknowledgement is anything new.
                             if said > is_acknowledged:
-                                receiver.progressed()
+                                stream.progressed()
                             position.note(event)
                             await self._on_event(event, None)
             except Forgotten:

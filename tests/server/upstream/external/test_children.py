@@ -14,7 +14,7 @@ from mcp_sessions.server.upstream.external.child_requests import ChildRefused
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Slot
 from mcp_sessions.server.upstream.port import UpstreamError
-from tests.server.upstream.external.test_failures import never, none_is_away
+from tests.server.upstream.external.test_failures import announced, never, none_is_away
 from tests.support.children import child_world, modern_child, until
 from tests.support.modern import ModernClient
 from tests.support.world import world
@@ -227,13 +227,12 @@ async def test_no_more_children_begin_than_those_that_end_make_room_for() -> Non
 
     server = StdioServer("true", max_children=2)
     made: Any = Starter()
-    of = Children(server, made, frozenset({"2025-11-25"}), {}, none_is_away, never)
+    of = Children(server, made, frozenset({"2025-11-25"}), {}, announced, none_is_away, never)
     ann, bob, eve = (Principal(name) for name in ("ann", "bob", "eve"))
 
     def slot(key: str) -> Slot:
         client = {"protocolVersion": "2025-11-25"}
-        notified: Any = None
-        made = Slot(of.services(notified), key, client, ONE_CLIENT)
+        made = Slot(of.services, key, client, ONE_CLIENT)
         return of.slot(key, lambda: made)
 
     for key, owner in (("bob", bob), ("eve", eve)):

@@ -96,6 +96,10 @@ def never(*_: object) -> float:
     return math.inf
 
 
+async def announced(*_: object, **__: object) -> None:
+    """Nobody shares a child."""
+
+
 async def none_is_away(*_: object) -> bool:
     """No call waits for a client that was asked."""
     return False
@@ -109,13 +113,14 @@ class World:
         made: Any = self.starter
         server = StdioServer("true", max_children=1_000)
         ours = {**OURS, "protocolVersion": "2025-11-25"}
-        self.children = Children(server, made, frozenset({"2025-11-25"}), ours, none_is_away, never)
+        self.children = Children(
+            *(server, made, frozenset({"2025-11-25"}), ours, announced, none_is_away, never)
+        )
 
     async def serves(self, name: str, principal: Principal = ANN) -> bool:
         """Whether a client that describes itself so is served."""
         client = {**named(name), "protocolVersion": "2025-11-25"}
-        notified: Any = None
-        slot = Slot(self.children.services(notified), object(), client, ONE_CLIENT)
+        slot = Slot(self.children.services, object(), client, ONE_CLIENT)
         try:
             await slot.started(principal)
         except UpstreamError:

@@ -62,6 +62,10 @@ class Starter:
     async def close(self) -> None: ...
 
 
+async def announced(*_: object, **__: object) -> None:
+    """Nobody shares a child."""
+
+
 class World:
     def __init__(self, most: int) -> None:
         self.starter = Starter()
@@ -71,7 +75,7 @@ class World:
 
         server = StdioServer("true", max_children=most)
         self.children = Children(
-            server, made, frozenset({VERSION}), OURS, self.give_up, self.gives_up_at
+            *(server, made, frozenset({VERSION}), OURS, announced, self.give_up, self.gives_up_at)
         )
 
     async def give_up(self, *_: object) -> bool:
@@ -92,8 +96,7 @@ class World:
 
     def _slot(self, name: str, key: object) -> Slot:
         client = {"clientInfo": {"name": name}, "protocolVersion": VERSION}
-        notified: Any = None
-        services = self.children.services(notified)
+        services = self.children.services
         return self.children.slot(key, lambda: Slot(services, key, client, ONE_CLIENT))
 
     async def starts(self, name: str) -> Json | None:

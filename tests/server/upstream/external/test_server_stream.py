@@ -9,7 +9,6 @@ from mcp_sessions.http_client.reopening import LEAST, Reopening
 from mcp_sessions.server.upstream.external.server_stream import (
     ReadStream,
     ServerStream,
-    StreamReceiver,
 )
 from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support.virtual_time import VIRTUAL, Backend
@@ -40,7 +39,7 @@ async def opened_in_ten_minutes(read_stream: ReadStream, *, answers: bool = Fals
     """
     times = 0
 
-    async def counted(receiver: StreamReceiver) -> float | None:
+    async def counted(receiver: ServerStream) -> float | None:
         nonlocal times
         times += 1
         await receiver.begun(continues=True)
@@ -64,7 +63,7 @@ async def test_one_that_ends_at_once_is_opened_later_and_later(
 ) -> None:
     """Also by a server that answers whatever else it is asked."""
 
-    async def read_stream(receiver: StreamReceiver) -> float | None:
+    async def read_stream(receiver: ServerStream) -> float | None:
         return retry
 
     # 15 seconds between two of them, in the mean.
@@ -75,7 +74,7 @@ async def test_one_that_could_not_be_opened_is_as_soon_as_its_server_answers_som
     """However long it was away: nobody would receive for half a minute what is sent again."""
     is_there, times, opened = True, 0, asyncio.Event()
 
-    async def read_stream(receiver: StreamReceiver) -> float | None:
+    async def read_stream(receiver: ServerStream) -> float | None:
         nonlocal times
         times += is_there
         if is_there:
@@ -99,7 +98,7 @@ async def test_one_that_could_not_be_opened_is_as_soon_as_its_server_answers_som
 
 
 async def test_one_that_brings_something_is_opened_as_soon_as_its_server_says() -> None:
-    async def read_stream(receiver: StreamReceiver) -> float | None:
+    async def read_stream(receiver: ServerStream) -> float | None:
         receiver.progressed()
         return 2.0
 
@@ -110,7 +109,7 @@ async def test_one_that_brings_something_is_opened_as_soon_as_its_server_says() 
 async def test_one_that_was_open_is_not_opened_before_its_server_says(answers: bool) -> None:
     """Whatever else that answers."""
 
-    async def read_stream(receiver: StreamReceiver) -> float | None:
+    async def read_stream(receiver: ServerStream) -> float | None:
         receiver.progressed()
         return 20.0
 
@@ -118,7 +117,7 @@ async def test_one_that_was_open_is_not_opened_before_its_server_says(answers: b
 
 
 async def test_one_that_lasts_is_opened_as_soon_as_its_server_says() -> None:
-    async def read_stream(receiver: StreamReceiver) -> float | None:
+    async def read_stream(receiver: ServerStream) -> float | None:
         await asyncio.sleep(10)
         return 2.0
 
