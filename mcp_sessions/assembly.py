@@ -65,8 +65,7 @@ from mcp_sessions.server.dispatch.stages.host_keys import HostKeys, KeyOutside
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
 from mcp_sessions.server.dispatch.stages.session_methods import SessionMethods
-from mcp_sessions.server.dispatch.stages.task_tools import TaskTools
-from mcp_sessions.server.dispatch.stages.tasks import TaskCalls, TaskMethods
+from mcp_sessions.server.dispatch.stages.tasks import TaskCalls, TaskMethods, TaskTools
 from mcp_sessions.server.reporting.audit import Audit
 from mcp_sessions.server.reporting.store_watch import StoreWatch
 from mcp_sessions.server.reporting.stories import Stories

@@ -1,6 +1,6 @@
 """What clients without tasks have instead: two plain tools, and texts.
 
-:mod:`mcp_sessions.server.dispatch.stages.task_tools` serves them, and has the rules.
+:mod:`mcp_sessions.server.dispatch.stages.tasks` serves them, and has the rules.
 """
 
 from __future__ import annotations

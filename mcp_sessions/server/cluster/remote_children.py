@@ -85,10 +85,6 @@ class RemoteChildren:
         return moved
 
     @property
-    def process(self) -> str:
-        return self._bus.process
-
-    @property
     def held(self) -> Mapping[SessionId, str]:
         """The sessions that this process has, had when it last looked, or is claiming."""
         return self._held

@@ -133,29 +133,12 @@ class _Join:
             CancelKeyed(session_id=self.session_id, key=self.key), to=self.runner
         )
 
-    def waits(self, task: asyncio.Task[None] | None) -> None:
-        self.task = task
-
-    def asks(self, asking: asyncio.Task[bool]) -> asyncio.Task[bool]:
-        self.asking = asking
-        return asking
-
-    def stops(self) -> None:
-        if self.asking is not None:
-            self.asking.cancel()
-
     async def pass_on(self, message: Mapping[str, Any]) -> None:
         channel, self.is_emitting = self.waiter.inbound.channel, True
         try:
             await channel.emit(channel.encode(message))
         finally:
             self.is_emitting = False
-
-    def found(self, *, is_answered: bool) -> None:
-        self.is_answered = is_answered
-
-    def ended(self, *, never_began: bool) -> None:
-        self.never_began = never_began
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -184,7 +167,7 @@ class Joining:
         """
         join = _Join(self._relay.bus, waiter, session_id, key, runner, run, begin_anew)
         waiter.begins(join)
-        join.waits(self._runner.spawn(self._wait(join)))
+        join.task = self._runner.spawn(self._wait(join))
 
     async def _wait(self, join: _Join) -> None:
         waiter = join.waiter
@@ -232,8 +215,9 @@ class Joining:
             while not await self._step(join):
                 continue
         finally:
-            join.stops()
-            join.waits(None)
+            if join.asking is not None:
+                join.asking.cancel()
+            join.task = None
             waiter.begins(None)
             channel.on_closed = channel.on_reopened = unwatched
 
@@ -260,12 +244,12 @@ class Joining:
             WireError: It never will be.
             StoreUnavailable: The store has been away for ``PATIENCE``.
         """
-        asking = join.asking or join.asks(asyncio.create_task(self._asked(join)))
+        asking = join.asking = join.asking or asyncio.create_task(self._asked(join))
         await asyncio.wait({asking}, timeout=_ASK_EVERY)
         # Seen before the store is asked: it may have answered just before it died.
         has_ended = asking.done()
         if has_ended:
-            join.ended(never_began=asking.result())
+            join.never_began = asking.result()
             if join.never_began:
                 return True
         try:
@@ -277,7 +261,7 @@ class Joining:
                 or (is_answered and (join.is_emitting or not join.is_answered))
             ):
                 # Messages before the answer may still come, and so may the end.
-                join.found(is_answered=is_answered)
+                join.is_answered = is_answered
                 return False
             if not is_answered:
                 raise OutcomeUnknown

@@ -134,7 +134,8 @@ async def test_a_runner_that_does_not_say_that_it_has_ended_is_waited_for_once()
     assert not await there.step(1)
     assert await there.step()
     assert there.received == [1, "answer"]
-    there.join.stops()
+    assert there.join.asking is not None
+    there.join.asking.cancel()
 
 
 async def test_of_a_runner_that_died_the_answer_is_taken_at_once_and_none_is_unknown() -> None:

@@ -359,9 +359,6 @@ class Child:
         for task in self._asked.values():
             task.cancel()
 
-    def breaks(self, failure: str) -> None:
-        self.failure = failure
-
     # --- the layer's messages ----------------------------------------------------------------
 
     async def request(

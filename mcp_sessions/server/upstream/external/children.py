@@ -179,7 +179,7 @@ class Children:
         slot = self._slots.pop(key, None)
         if slot is not None:
             self._slots[new] = slot
-            slot.belongs_to(new)
+            slot.key = new
         for each in [slot] if slot is not None else list(self._slots.values()):
             each.rename(key, new)
 
@@ -248,7 +248,7 @@ class Children:
     def remove(self, key: Hashable) -> None:
         slot = self._slots.pop(key, None)
         if slot is not None:
-            slot.end()
+            slot.has_ended = True
             if slot.child in self._living:
                 self._ending.add(slot.child)
             if not self._is_closed:

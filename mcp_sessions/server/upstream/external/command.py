@@ -263,7 +263,7 @@ class StdioWire(ChildWire):
     def _break(self, failure: str) -> None:
         """Kill the process, which fails its open requests: it can no longer be used."""
         if not self._child.failure:
-            self._child.breaks(failure)
+            self._child.failure = failure
             if self._child.result:
                 # Otherwise its start fails, and that is logged.
                 logger.warning("%s: the layer kills it: %s", self._process.label(), failure)

@@ -60,9 +60,6 @@ class RemoteRequest(NamedTuple):
 
 
 class OtherReplicas(Protocol):
-    @property
-    def process(self) -> str: ...
-
     async def lease(self, session_id: SessionId) -> Lease:
         """Find the process that has that session's child, and claim it if no living process has.
 

@@ -219,7 +219,7 @@ class ExternalPeer:
         else:
             self._leave_old(lease)
             slot = self.slot(call, lease.inherited)
-            slot.held_by(lease.holder)
+            slot.holder = lease.holder
             check = partial(self._wrapped.other_replicas.check, lease)
         try:
             return await self._here(slot, call, asked, check)
@@ -352,7 +352,8 @@ class ExternalPeer:
             raise LimitReached("max_subscriptions", most)
         self._pipe = call.client if call.transport == "stdio" else None
         slot = self.slot(call)
-        slot.add_listen(listen, listen.uris)
+        slot.outbounds[listen] = listen
+        slot.subscribers.add(listen, listen.uris)
         try:
             await slot.settle(listen.uris, call.principal)
             yield listen.call

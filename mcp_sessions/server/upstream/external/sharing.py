@@ -57,6 +57,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from typing import Any, Final, Literal, cast
 
@@ -231,7 +232,8 @@ class Sharing:
         taken = {slot.key for slot in own}
         keys = (replace(key, number=number) for number in range(len(own) + 1))
         free = next(each for each in keys if each not in taken)
-        return self._children.slot(free, lambda: first.another(free))
+        make = partial(Slot, first.services, free, first.client, first.clients)
+        return self._children.slot(free, make)
 
     def _has_room(self, key: Sessionless) -> bool:
         """Whether a client may have one more busy child for itself."""

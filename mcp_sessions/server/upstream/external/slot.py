@@ -241,7 +241,7 @@ class Slot:
     starting: asyncio.Task[Child | UpstreamError] | None = field(init=False, default=None)
     used_at: float = field(init=False, default=0.0)
     has_ended: bool = field(init=False, default=False)
-    """Whether it has ended. Requests that are still here start no child."""
+    """Whether it has ended. Requests that are still here keep their child, and get no other."""
 
     asked_by: set[Hashable] = field(init=False, default_factory=set[Hashable])
     """Clients that ask here outside of sessions, two at most."""
@@ -261,10 +261,6 @@ class Slot:
         """
         is_idle = self.living is not None and self.starting is None and not self.calls
         return self.clients.is_sessionless and is_idle and not self.outbounds
-
-    def another(self, key: Hashable) -> Slot:
-        """Make one more slot for the same client."""
-        return Slot(self.services, key, self.client, self.clients)
 
     @property
     def is_empty(self) -> bool:
@@ -373,10 +369,6 @@ class Slot:
         if self.starting is task:
             self.starting = None
 
-    def end(self) -> None:
-        """End the slot: requests that are here keep their child, and get no other."""
-        self.has_ended = True
-
     def occupy(self, child: Child) -> None:
         self.child = child
         self.used_at = asyncio.get_running_loop().time()
@@ -389,12 +381,6 @@ class Slot:
         was_served, self.was_served = self.was_served, True
         return was_served
 
-    def held_by(self, holder: str) -> None:
-        self.holder = holder
-
-    def belongs_to(self, key: Hashable) -> None:
-        self.key = key
-
     def rename(self, who: Hashable, name: Hashable) -> None:
         way = self.outbounds.pop(who, None)
         if way is not None:
@@ -404,10 +390,6 @@ class Slot:
     def is_asked_by(self, client: Hashable) -> None:
         if len(self.asked_by) < 2:
             self.asked_by.add(client)
-
-    def add_listen(self, who: Outbound, uris: Collection[str]) -> None:
-        self.outbounds[who] = who
-        self.subscribers.add(who, uris)
 
     async def settle(self, uris: Iterable[str], principal: Principal) -> None:
         """Subscribe its child to those of these resources that a client here wants, and unsubscribe

@@ -205,7 +205,7 @@ class HttpWire(ChildWire):
         try:
             async with asyncio.timeout(_ENDING):
                 if not was_forgotten and self._wire.session.id is not None:
-                    async with self._request("DELETE"):
+                    async with self._opened("DELETE"):
                         pass
         except (*FAILURES, TimeoutError, UpstreamError) as failed:
             logger.debug("the end of a session was not reported: %s", said(failed))
@@ -218,21 +218,6 @@ class HttpWire(ChildWire):
     async def last_words(self) -> str:
         return "the server ended its session"
 
-    def _request(
-        self,
-        method: str,
-        content: bytes | None = None,
-        *,
-        last_event_id: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> AbstractAsyncContextManager[httpx2.Response]:
-        child = self._child
-        version = NEWEST_MODERN if child.is_modern else child.result.get("protocolVersion")
-        fields = dict(headers or {})
-        if last_event_id is not None:
-            fields["last-event-id"] = last_event_id
-        return self._wire.request(method, content, version=version, headers=fields)
-
     @asynccontextmanager
     async def _opened(
         self,
@@ -242,9 +227,13 @@ class HttpWire(ChildWire):
         last_event_id: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[httpx2.Response]:
-        opened = self._request(method, content, last_event_id=last_event_id, headers=headers)
-        async with opened as response:
-            await self._wire.check(response, has_begun=bool(self._child.result))
+        child, fields = self._child, dict(headers or {})
+        if last_event_id is not None:
+            fields["last-event-id"] = last_event_id
+        version = NEWEST_MODERN if child.is_modern else child.result.get("protocolVersion")
+        sent = self._wire.request(method, content, version=version, headers=fields)
+        async with sent as response:
+            await self._wire.check(response, has_begun=bool(child.result))
             yield response
 
     # --- what is sent to it ---------------------------------------------------------------------
