@@ -213,6 +213,8 @@ class Dashboard:
                 async with self._reads:
                     whole = await self._snapshots.store.whole(session_id)
                     latest = await self._snapshots.fleet.latest_method(session_id)
+                # A snapshot of many sessions may be a minute old.
+                snapshot = replace(snapshot, at=self._snapshots.clock())
                 # Without a record it ended since.
                 ends = snapshot.ends if whole is not None else await self._snapshots.newest_ends()
             except StoreUnavailable as failed:

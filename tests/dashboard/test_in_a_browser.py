@@ -210,6 +210,8 @@ async def _watched(
         logger.info("the first view took %.2f s", time.monotonic() - began)
         await expect(page.locator("#sign")).to_have_text("live", timeout=WITHIN)
         await seen.shown("10,00")
+        # The whole snapshot is there.
+        await seen.shown("running calls")
         await seen.check("now")
         await page.get_by_role("link", name="Sessions", exact=True).click()
         await seen.shown("Page 1 of")

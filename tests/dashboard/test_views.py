@@ -5,6 +5,7 @@ import hashlib
 import re
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,17 @@ async def test_a_session_that_ended_is_found_by_its_digest_and_by_its_client(
 
         assert "an operator ended it" in found and "ended: an operator ended it" in found
         assert name in listed and name in await pages.get("/ended")
+
+
+async def test_the_age_of_a_session_is_as_of_now() -> None:
+    """With many sessions it was as old as the last snapshot."""
+    async with opened(MemoryStore) as store, pages_of(store) as pages:
+        name = digest(await made(store))
+        now, snapshot = time.time(), await pages.snapshots.whole()
+        pages.snapshots._last = replace(snapshot, took=100.0)  # pyright: ignore[reportPrivateUsage]
+        pages.snapshots.clock = lambda: now + 60
+        said = await pages.get(f"/session/{name}")
+        assert re.search("<dt>Age</dt><dd>(1m|59s|1m1s)</dd>", said)
 
 
 async def test_a_digest_that_nobody_knows_says_what_that_can_mean() -> None:
