@@ -41,6 +41,7 @@ BEFORE = (Path(__file__).parent / "written_before.jsonl").read_bytes().splitline
 YOUNGER = {
     "change": {"id"},
     "client": {"id"},
+    "describe": {"session"},
     "displaced": {"instance"},
     "update": {"number"},
 }
