@@ -1,7 +1,8 @@
 """Speak with a child that is a process: one message on a line.
 
-A malformed message fails only the request that it answers. A text that is no message is skipped, as
-noise. Too much noise between two messages ends the process.
+A malformed message fails only the request that it answers, even if it stands on several lines, as a
+program writes JSON for people. A text that is no message is skipped, as noise. Too much noise
+between two messages ends the process.
 
 In the modern era everything comes on one pipe, too: a listen is a request that is answered at its
 end.
@@ -34,6 +35,7 @@ from typing import Any, Final
 from mcp_sessions import method_names
 from mcp_sessions.background import Background
 from mcp_sessions.core.messages import encode
+from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.external_server import ExternalServer
@@ -45,7 +47,7 @@ from mcp_sessions.server.upstream.external.child_requests import Client, Forgott
 from mcp_sessions.server.upstream.external.launcher import Launcher, memory_of
 from mcp_sessions.server.upstream.external.output import Line, TooLong
 from mcp_sessions.server.upstream.external.process import ChildProcess, Label, Processes
-from mcp_sessions.server.upstream.external.reading import more_than, of_ends
+from mcp_sessions.server.upstream.external.reading import more_than, of_ends, outlined
 from mcp_sessions.server.upstream.external.server_stream import ReadStream, ServerStream
 from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.external.starts import Starter
@@ -203,6 +205,9 @@ class StdioWire(ChildWire):
         self._longest = longest
         self._limits = limits
         self._junk = 0
+        self._spread: Outline | None = None
+        """Message on several lines that is not complete."""
+
         self._is_stopping = False
         self._dying: asyncio.Task[None] | None = None
 
@@ -302,10 +307,24 @@ class StdioWire(ChildWire):
         noise = self._junk
         later = self._child.take(line)
         if self._junk == noise:
-            self._junk = 0
+            self._junk, self._spread = 0, None
             if self._began is not None:
                 self._begins(answered=True)
+        else:
+            self._continue_spread(line)
         return later
+
+    def _continue_spread(self, line: bytes) -> None:
+        if self._spread is None:
+            if not line.lstrip().startswith(b"{"):
+                return
+            self._spread = Outline()
+        self._spread.feed(line + b"\n")
+        if self._spread.is_whole:
+            said, self._spread = outlined(self._spread, "is written on several lines"), None
+            if said.is_answer or said.has_method:
+                self._child.cannot_read(said, 0)
+                self._junk = 0
 
     def noise(self, size: int, why: str) -> None:
         self._child.warn("noise", f"its output is not a message: it {why}")

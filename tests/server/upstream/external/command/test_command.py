@@ -252,6 +252,28 @@ async def test_a_batch_that_is_too_large_ends_its_process(given: str) -> None:
         await expect_served(client)
 
 
+SPREAD = json.dumps({"jsonrpc": "2.0", "id": "@", "result": {"n": ["a", {"b": 1}]}}, indent=2)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        SPREAD,
+        f"[\n{SPREAD}\n]",
+        f"debug\n{SPREAD}",
+        json.dumps({"result": {"id": 1, "n": "'"}, "id": "@", "jsonrpc": "2.0"}, indent=0),
+        '{"jsonrpc":"2.0",\r\n"id":@,\r\n"result":{}\r\n}',
+    ],
+)
+async def test_an_answer_on_several_lines_is_an_error_of_its_request(given: str) -> None:
+    """As a program writes JSON for people. Whoever waited for it waited without an end."""
+    async with child_world() as w:
+        client = await w.connected()
+        error = await client.call("prints", given=given.replace('"@"', "@")).error()
+        assert error["message"] == "the server's answer is written on several lines"
+        assert await client.text("count") == "2"
+
+
 @pytest.mark.parametrize("given", ["{", "[", '{"a":', '{"x": [', "{'", '{"a": 1}', "[\n{\n{"])
 async def test_lines_that_look_like_a_message_cost_no_message_behind_them(given: str) -> None:
     async with child_world() as w:
