@@ -25,6 +25,7 @@ from mcp_sessions.server.upstream.external.param_headers import DeclaredHeaders
 from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
 from mcp_sessions.server.upstream.port import (
+    LISTENS,
     Outbound,
     PeerError,
     PeerRequest,
@@ -161,7 +162,7 @@ class PuppetCall:
     owner: str
     principal: Principal = ANONYMOUS
     can_send_request: bool = False
-    has_listener: bool = True
+    reach: int = LISTENS
     received: list[Json] = field(default_factory=list[Json])
     request_id: int = 1
     share: str = "somebody"

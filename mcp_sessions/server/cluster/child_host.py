@@ -32,6 +32,7 @@ from mcp_sessions.server.cluster.replica_messages import (
 from mcp_sessions.server.upstream.external.other_replicas import Moved, RemoteRequest
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream
 from mcp_sessions.server.upstream.port import (
+    LISTENS,
     NOTHING_WANTED,
     Outbound,
     PeerError,
@@ -79,7 +80,7 @@ class RemoteCall:
     conversation: str | None = field(init=False, default=None)
     conversation_session: SessionId | None = field(init=False, default=None)
     client: None = field(init=False, default=None)
-    has_listener: bool = field(init=False, default=True)
+    reach: int = field(init=False, default=LISTENS)
 
     @property
     def share(self) -> Hashable:
@@ -124,7 +125,7 @@ class RemoteCall:
             params=asked.params,
             about=about,
             id=question_id,
-            is_urgent=asked.is_urgent,
+            least=asked.least,
         )
 
         async def reported(message: Mapping[str, Any]) -> None:

@@ -42,8 +42,8 @@ from mcp_sessions.server.upstream.external.other_replicas import (
     ServedResult,
 )
 from mcp_sessions.server.upstream.port import (
-    NOBODY_LISTENS,
     NOTHING_WANTED,
+    TOO_FAR,
     PeerError,
     PeerRequest,
     UpstreamCall,
@@ -233,13 +233,13 @@ class RemoteChildren:
         async def ask_client(asker: Asker, asked: ClientRequest) -> RelayedOutcome:
             known = (self._asking.get(each) for each in asked.about)
             about = [each for each in known if each is not None and each.can_send_request]
-            listening = [each for each in about or [call] if each.has_listener]
-            if asked.is_urgent and not listening:
-                return None, error_body(INTERNAL_ERROR, "nobody listens", NOBODY_LISTENS)
+            reach = max(each.reach for each in about or [call])
+            if reach < asked.least:
+                return None, error_body(INTERNAL_ERROR, "the client is away", TOO_FAR)
             there = PeerRequest(
                 asked.method, asked.params, about=about, id=asked.id, may_move=asked.id is not None
             )
-            able = listening or about or [call]
+            able = [each for each in about or [call] if each.reach == reach]
             way = call if call in able else able[-1]
             return await _asked_of(way, asker, there)
 

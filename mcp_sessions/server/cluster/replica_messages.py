@@ -223,8 +223,8 @@ class ClientRequest:
     id: str | None = None
     """Its id, if another process may ask it next. None: the process that asks makes one."""
 
-    is_urgent: bool = False
-    """It is refused by ``NOBODY_LISTENS`` if its client listens to none of these requests."""
+    least: int = 0
+    """See ``PeerRequest.least``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -563,11 +563,13 @@ class RunningRequest:
         return any(waiter.inbound.channel.is_open for waiter in self.waiters)
 
     @property
-    def has_listener(self) -> bool:
+    def reach(self) -> int:
+        if self._held is not None and self._held.name is not None:
+            return port.LEFT
+        if self._newest is not None:
+            return self._newest.reach
         # The client of a task looks at it now and then.
-        if self._task is not None or (self._held is not None and self._held.name is not None):
-            return False
-        return self.is_awaited if self._newest is None else self._newest.has_listener
+        return port.LISTENS if self._task is None and self.is_awaited else port.AWAY
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         if method == method_names.PROGRESS and params is not None and self._is_own(params):

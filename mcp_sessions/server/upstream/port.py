@@ -105,8 +105,13 @@ class NotAskable(PeerError):
         super().__init__(INVALID_REQUEST, f"Cannot send {method!r}: {text}")
 
 
-NOBODY_LISTENS: Final = {"reason": "nobody_listens"}
-"""The data of a :class:`PeerError`: an urgent request was refused, and its client was not asked."""
+LEFT, AWAY, LISTENS = range(3)
+"""What is known of the client of a call. It listens, and gets a message at once. It does not listen
+now. It was asked in a result, and may never come back.
+"""
+
+TOO_FAR: Final = {"reason": "too_far"}
+"""The data of a :class:`PeerError`: the client was not asked, see :attr:`PeerRequest.least`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -133,9 +138,9 @@ class PeerRequest:
     may_move: bool = False
     """Some of these calls are in other processes, where its client may be asked next."""
 
-    is_urgent: bool = False
-    """Another process refuses it by `NOBODY_LISTENS` if its client listens to none of these calls
-    there: the client of another one may listen.
+    least: int = LEFT
+    """Another process refuses it by `TOO_FAR` if its client is farther than that for each of these
+    calls there: the client of another one may be nearer.
     """
 
 
@@ -189,9 +194,9 @@ class UpstreamCall(Outbound, Protocol):
     def can_send_request(self) -> bool: ...
 
     @property
-    def has_listener(self) -> bool:
-        """Whether its client listens, and gets a message at once. If it is another process's, only
-        that process knows: True.
+    def reach(self) -> int:
+        """Return `LISTENS`, `AWAY` or `LEFT`. If its client is another process's, only that process
+        knows: `LISTENS`.
         """
         ...
 

@@ -26,7 +26,14 @@ from mcp_sessions.server.cluster.replica_messages import (
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.upstream.external.other_replicas import Lease, RemoteRequest, ServedResult
 from mcp_sessions.server.upstream.external.server_messages import WAITING
-from mcp_sessions.server.upstream.port import NOBODY_LISTENS, PeerError, PeerRequest, UpstreamError
+from mcp_sessions.server.upstream.port import (
+    AWAY,
+    LISTENS,
+    TOO_FAR,
+    PeerError,
+    PeerRequest,
+    UpstreamError,
+)
 from tests.support.children import until
 from tests.support.virtual_time import VIRTUAL
 
@@ -71,7 +78,7 @@ class Client:
 
     principal = ANONYMOUS
     can_send_request = True
-    has_listener = True
+    reach = LISTENS
 
     def __init__(self) -> None:
         self.takes, self.answers = asyncio.Event(), asyncio.Event()
@@ -197,20 +204,20 @@ async def test_a_question_that_is_said_again_and_one_that_is_withdrawn_wait_once
     assert not any(isinstance(each, Result) for each in link.bus.notified)
 
 
-async def test_a_client_that_does_not_listen_is_asked_only_if_nobody_else_can_be() -> None:
+async def test_a_client_that_is_away_is_asked_only_if_no_other_is_nearer() -> None:
     """The question may be about a call of another process, whose client waits."""
     link = Link()
     ask = await link.asked()
-    link.client.has_listener = False
+    link.client.reach = AWAY
     link.client.answers.set()
-    for question, is_urgent in (("q1", True), ("q2", False)):
-        request = ClientRequest(method="roots/list", params={"n": question}, is_urgent=is_urgent)
+    for question, least in (("q1", LISTENS), ("q2", AWAY)):
+        request = ClientRequest(method="roots/list", params={"n": question}, least=least)
         work = link.relay.asked(THERE, Ask(ask=question, within=ask, request=request), None)
         assert work is None
     await until(lambda: len(link.bus.notified) == 3, "both are answered")
     results = {each.ask: each for each in link.bus.notified if isinstance(each, Result)}
     refusal = results["q1"].error
-    assert refusal is not None and refusal["data"] == NOBODY_LISTENS
+    assert refusal is not None and refusal["data"] == TOO_FAR
     assert results["q2"].error is None and link.client.asked == ["q2"]
     await link.ended(ask)
 

@@ -30,7 +30,9 @@ from mcp_sessions.server.upstream.external.child_requests import (
 )
 from mcp_sessions.server.upstream.external.server_messages import Notifier, SendNotification
 from mcp_sessions.server.upstream.port import (
-    NOBODY_LISTENS,
+    LEFT,
+    LISTENS,
+    TOO_FAR,
     OnProgress,
     Outbound,
     PeerError,
@@ -461,12 +463,10 @@ class Slot:
         if about in self.calls:
             return (about,)
         if self.clients.is_one_client and about is None:
-            # If the child names no call, the newest one counts whose client listens. What comes
+            # If the child names no call, the newest one counts whose client is nearest. What comes
             # behind a message that waits does not overtake it.
             waits = self.services.notifier.waits
-            return sorted(
-                reversed(self.calls), key=lambda call: (not waits(call), not call.has_listener)
-            )
+            return sorted(reversed(self.calls), key=lambda call: (not waits(call), -call.reach))
         logger.debug("%s: %s is left out: whose it is is not known", self.label(), method)
         return ()
 
@@ -523,12 +523,12 @@ class Slot:
         asked = PeerRequest(method, params, on_progress=on_progress)
         # What begins later cannot be its cause.
         causes = list(self.calls)
-        unheard = set[UpstreamCall]()
+        farther = dict[UpstreamCall, int]()
         while True:
             open_calls = [call for call in causes if call in self.calls and call.can_send_request]
             # A client that does not listen now may never come back, and others wait.
-            heard = [call for call in open_calls if call.has_listener and call not in unheard]
-            newest = next(reversed(heard or open_calls), None)
+            reach = {call: min(call.reach, farther.get(call, LISTENS)) for call in open_calls}
+            newest = max(reversed(open_calls), key=reach.__getitem__, default=None)
             cause = about if about in open_calls else newest
             way: Outbound | None = cause
             if way is None and failed is None and self.outbounds:
@@ -537,15 +537,15 @@ class Slot:
                 raise failed or PeerError(METHOD_NOT_FOUND, "Method not found", method)
             try:
                 asked.about = open_calls if cause is not about and len(open_calls) > 1 else ()
-                asked.is_urgent = bool(asked.about and heard)
+                asked.least = reach[cause] if cause is not None and asked.about else LEFT
                 if asked.about:
                     return await self.unsure.ask(asked, way)
                 return await way.send_request(asked)
             except PeerError as refused:
                 if cause is None or cause is about:
                     raise
-                if asked.is_urgent and refused.data == NOBODY_LISTENS:
-                    unheard.add(cause)
+                if asked.least > LEFT and refused.data == TOO_FAR:
+                    farther[cause] = asked.least - 1
                     continue
                 if cause.can_send_request:
                     raise

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from mcp_sessions.server.upstream.port import NOBODY_LISTENS, PeerError, PeerRequest
+from mcp_sessions.server.upstream.port import AWAY, LEFT, LISTENS, TOO_FAR, PeerError, PeerRequest
 from mcp_sessions_transports.duplex_transport import DuplexTransport
 from tests.support.children import child, child_world, until
 from tests.support.duplex import DECLARED, ELICITS, duplex_world
@@ -202,43 +202,48 @@ def heard(call: PuppetCall) -> list[str]:
     return [message["method"] for message in call.received]
 
 
-@pytest.mark.parametrize("listens", ["both", "the older one", "none"])
-async def test_what_names_no_call_goes_to_the_newest_whose_client_listens(listens: str) -> None:
+@pytest.mark.parametrize("older_reach", [LISTENS, AWAY, LEFT])
+@pytest.mark.parametrize("newer_reach", [LISTENS, AWAY, LEFT])
+async def test_what_names_no_call_goes_to_the_newest_whose_client_is_nearest(
+    older_reach: int, newer_reach: int
+) -> None:
     """A client that was asked and left may never come back. Others of its session wait."""
     async with puppet_world() as w:
         older, newer = await two_calls(w)
-        older.has_listener, newer.has_listener = listens != "none", listens == "both"
+        older.reach, newer.reach = older_reach, newer_reach
         (puppet,) = w.puppets.living
         puppet.say(LOGS)
         puppet.say(ASKS)
         await settled()
-        gets, other = (older, newer) if listens == "the older one" else (newer, older)
+        gets, other = (newer, older) if newer_reach >= older_reach else (older, newer)
         assert (heard(gets), heard(other)) == (["notifications/message", QUESTION], [])
         assert puppet.answers["q"]["error"]["message"] == "refused by its client"
 
 
-@pytest.mark.parametrize("listens", ["the older one", "none"])
-async def test_a_replica_whose_client_does_not_listen_leaves_the_question_to_others(
-    listens: str,
+@pytest.mark.parametrize("older_reach", [LISTENS, AWAY, LEFT])
+@pytest.mark.parametrize("newer_reach", [LISTENS, AWAY, LEFT])
+async def test_a_replica_whose_client_is_far_leaves_the_question_to_others(
+    older_reach: int, newer_reach: int
 ) -> None:
-    """Only that replica knows. If nobody listens, the newest is asked all the same."""
+    """Only that replica knows how far the client of the newer call is."""
     async with puppet_world() as w:
         older, newer = await two_calls(w)
-        older.has_listener = listens == "the older one"
-        urgent = list[bool]()
+        older.reach = older_reach
+        asked_for = list[int]()
 
-        async def refuses(asked: PeerRequest) -> Json:
-            urgent.append(asked.is_urgent)
-            if asked.is_urgent:
-                raise PeerError(-32603, "nobody listens", NOBODY_LISTENS)
+        async def answers(asked: PeerRequest) -> Json:
+            asked_for.append(asked.least)
+            if newer_reach < asked.least:
+                raise PeerError(-32603, "the client is away", TOO_FAR)
             return {"action": "decline"}
 
-        newer.send_request = refuses
+        newer.send_request = answers
         (puppet,) = w.puppets.living
         puppet.say(ASKS)
         await settled()
-        if listens == "none":
-            assert (urgent, heard(older)) == ([True, False], [])
+        if newer_reach >= older_reach:
+            assert (asked_for[-1], heard(older)) == (newer_reach, [])
             assert puppet.answers["q"]["result"] == {"action": "decline"}
         else:
-            assert (urgent, heard(older)) == ([True], [QUESTION])
+            assert heard(older) == [QUESTION]
+            assert asked_for == [*range(LISTENS, older_reach - 1, -1)]
