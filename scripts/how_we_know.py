@@ -164,7 +164,7 @@ what the old session had is lost. Other programs used the machine meanwhile, so 
   listen took the events that waited. A listen whose client has left does nothing now.
 * A client that was asked never came back, and another client of its session had a call open. A
   question of that call went to the first client, and waited up to `question_timeout`. A question
-  that names no call goes to a client that listens now.
+  that names no call goes to a client that listens now, or else to one that may come back.
 * A question stood on two responses, and one copy waited for the store. The client answered the
   other one. Then the copy came with the answer of its call. A newer message now replaces the one
   that waits, as it does in the store.
