@@ -324,6 +324,10 @@ class Slot:
                     await check()
                 result = await child.request(call, method, params, sender)
             await self.services.notifier.flush(call)
+        except UpstreamError:
+            # What the child said before its error comes before that.
+            await self.services.notifier.flush(call)
+            raise
         finally:
             self.calls.pop(call, None)
             self.services.notifier.forget(call)

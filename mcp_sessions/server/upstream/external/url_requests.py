@@ -21,8 +21,9 @@ any other 3xx, 4xx or 5xx; a connection that broke  nothing: the outcome is unkn
 A 404, or a 400 that answers no request, may mean that the server does not know the session. A
 request without an effect finds out (``url.py``). Then another session begins.
 
-Notifications and answers are sent one after the other, in order. A request waits for the earlier
-messages, for a bounded time.
+Notifications and answers are sent one after the other, in order. A request waits for its clients'
+earlier messages, for a bounded time. The layer's own messages (a cancellation, the refusal of a
+question) wait for nothing, and nothing waits for them.
 """
 
 from __future__ import annotations
@@ -346,7 +347,7 @@ def unknown(why: str) -> UpstreamError:
 
 
 _WAITING: Final = 1_024
-"""Messages that wait to be taken. What the layer adds by itself beyond that is left out: its server
+"""Messages of the layer's that wait to be taken. What comes beyond that is left out: its server
 takes none.
 """
 
@@ -356,28 +357,34 @@ class Messages:
         self._background = background
         self._send = send
         self._turn = asyncio.Lock()
-        self._last: asyncio.Task[None] | None = None
+        self._ours: asyncio.Task[None] | None = None
+        self._theirs: asyncio.Task[None] | None = None
         self._waiting = 0
         self._left_out = 0
         self._takes = True
+
+    # --- what its clients say ----------------------------------------------------------------
 
     def until_taken(self) -> Coroutine[Any, Any, None] | None:
         """Return the wait for the messages before a request; None: there are none to wait for.
 
         There are also none if the server takes no messages. The wait raises nothing.
         """
-        return self._until_taken() if self._waiting and self._takes else None
+        is_quiet = (self._theirs is None or self._theirs.done()) and not self._turn.locked()
+        return None if is_quiet or not self._takes else self._until_taken()
 
     async def _until_taken(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(CONNECTING), self._turn:
-                await _done(self._last)
+                await _done(self._theirs)
 
     async def add_in_turn(self, message: bytes) -> None:
         """Add a message, once the server took all earlier ones."""
         async with self._turn:
-            await _done(self._last)
-            self.add(message)
+            await _done(self._theirs)
+            self._theirs = self._run(message, None)
+
+    # --- what the layer says by itself -------------------------------------------------------
 
     def add(self, message: bytes) -> None:
         """Add a message without waiting. It is dropped if too many messages wait already."""
@@ -385,11 +392,9 @@ class Messages:
             self._left_out += 1
             return
         self._waiting += 1
-        until = asyncio.get_running_loop().time() + CONNECTING
-        work = self._deliver(message, self._last, until)
-        self._last = self._background.run("a message to a URL", work)
+        self._ours = self._run(message, self._ours)
         # Also of one that never began.
-        self._last.add_done_callback(self._answered)
+        self._ours.add_done_callback(self._answered)
 
     def _answered(self, _: asyncio.Task[None]) -> None:
         self._waiting -= 1
@@ -398,6 +403,12 @@ class Messages:
                 "%d messages were dropped: the server at a URL accepts none", self._left_out
             )
             self._left_out = 0
+
+    # --- how it is sent ----------------------------------------------------------------------
+
+    def _run(self, message: bytes, before: asyncio.Task[None] | None) -> asyncio.Task[None]:
+        until = asyncio.get_running_loop().time() + CONNECTING
+        return self._background.run("a message to a URL", self._deliver(message, before, until))
 
     async def _deliver(
         self, message: bytes, before: asyncio.Task[None] | None, until: float

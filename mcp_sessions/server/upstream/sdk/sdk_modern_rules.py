@@ -73,11 +73,15 @@ def status_of(code: int) -> int:
 
 def param_headers(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
     """Return the headers that repeat the arguments of a call. If an annotation of the tool's schema
-    is invalid, there are none.
+    is invalid, there are none. So it is if an argument has half a surrogate pair, which no header
+    can have: a server that wants the header refuses the call, and does not run it.
     """
     if find_invalid_x_mcp_header(schema) is not None:
         return {}
-    found = mcp_param_headers(x_mcp_header_map(schema), arguments)
+    try:
+        found = mcp_param_headers(x_mcp_header_map(schema), arguments)
+    except UnicodeEncodeError:
+        return {}
     return {name.lower(): value for name, value in found.items()}
 
 

@@ -1,10 +1,13 @@
 """A client that takes nothing, and a store that is away, end no child and hold up nobody else."""
 
+import asyncio
 import json
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import pytest
 
+from mcp_sessions.server.upstream.external import server_messages
 from mcp_sessions.server.upstream.port import AWAY, LEFT, LISTENS, TOO_FAR, PeerError, PeerRequest
 from mcp_sessions_transports.duplex_transport import DuplexTransport
 from tests.support.children import child, child_world, until
@@ -247,3 +250,39 @@ async def test_a_replica_whose_client_is_far_leaves_the_question_to_others(
         else:
             assert heard(older) == [QUESTION]
             assert asked_for == [*range(LISTENS, older_reach - 1, -1)]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{"result": {}}, {"error": {"code": -32603, "message": "it failed"}}, None],
+    ids=["result", "error", "end"],
+)
+async def test_what_a_server_said_in_a_call_comes_before_its_end(
+    monkeypatch: pytest.MonkeyPatch, answer: Json | None
+) -> None:
+    """What waited for a slow client was left out if the call ended with an error."""
+    monkeypatch.setattr(server_messages, "MOMENT", 0.0)
+    async with puppet_world() as w:
+        task = w.send("one", "tools/call", {"name": "t"}, session="s", handshake=True)
+        await settled()
+        (call,), (puppet,) = w.calls, w.puppets.living
+        takes, receives = asyncio.Event(), call.notify
+
+        async def slowly(method: str, params: Mapping[str, Any] | None) -> None:
+            await takes.wait()
+            await receives(method, params)
+
+        call.notify = slowly
+        for _ in range(3):
+            puppet.say(LOGS)
+        (request_id,) = puppet.unanswered
+        if answer is not None:
+            puppet.say({"id": request_id, **answer})
+        else:
+            puppet.kill()
+        await settled()
+        assert not task.done()
+        takes.set()
+        outcome = await at_most(20, task)
+        assert ("error" in outcome) == (answer is None or "error" in answer)
+        assert heard(call) == ["notifications/message"] * 3

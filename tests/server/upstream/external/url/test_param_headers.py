@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from mcp_sessions import HTTPServer
+from mcp_sessions.core.messages import decode
 from mcp_sessions.server.upstream.external.param_headers import DeclaredHeaders, headers_of
 from tests.support import apps
 from tests.support.modern import ModernClient
@@ -131,3 +132,13 @@ def test_only_declared_arguments_are_repeated(schema: Any, expected: dict[str, s
     assert declared.headers_for({"name": "t", "arguments": arguments}) == expected
     assert declared.headers_for({"name": "t", "arguments": [1]}) == {}
     assert declared.headers_for({"name": ["t"], "arguments": arguments}) == {}
+
+
+def test_half_a_surrogate_pair_stands_in_no_header() -> None:
+    """A client sends it beside a number that only Python's decoder reads. The call is sent, and a
+    server that wants the header refuses it: whether it ran was unknown, and the log had a mistake.
+    """
+    declared = DeclaredHeaders()
+    declared.learn({"tools": [{"name": "t", "inputSchema": {"properties": REGION}}]})
+    (arguments,) = decode(b'[{"region":"\\ud800","n":123456789012345678901234567890}]')
+    assert declared.headers_for({"name": "t", "arguments": arguments}) == {}
