@@ -266,3 +266,16 @@ async def request_keys_are_bounded_in_bytes_and_time(make: MakeStore) -> None:
             again, _ = await session.begin(use, now=NOW + 49)
             assert again in {Begun.ANSWERED, Begun.DROPPED}
         assert await session.begin(uses[-1], now=NOW + 51) == (Begun.FIRST, None)
+
+
+async def a_key_that_was_forgotten_is_a_new_one(make: MakeStore) -> None:
+    """KEY12: also in the step that forgets it."""
+    other = replace(KEY, digest=b"other digest")
+    async with opened(make, request_key_lifetime=50) as store:
+        session = await new_session(store)
+        await session.begin(KEY)
+        await store.finish_request(session.id, KEY.key, b"first", now=NOW)
+        assert await session.begin(other, now=NOW + 51) == (Begun.FIRST, None)
+        assert await session.begin(other, now=NOW + 102) == (Begun.RUNNING, None)
+        assert await store.finish_request(session.id, KEY.key, RESULT, now=NOW + 103)
+        assert await session.begin(other, now=NOW + 103) == (Begun.ANSWERED, RESULT)

@@ -249,10 +249,12 @@ def _writing(parts: frozenset[str]) -> tuple[str, Sequence[str]]:
         steps.append(
             "noted AS (INSERT INTO keys SELECT k.sid, k.tag, k.key, k.digest, k.runner, k.run,"
             f" k.scopes, k.at, k.state, k.outcome, k.finished FROM {keys} JOIN s ON s.sid = k.sid"
-            " ON CONFLICT (sid, tag, key) DO UPDATE SET runner = excluded.runner,"
-            " run = excluded.run, scopes = excluded.scopes, at = excluded.at,"
-            " state = excluded.state, outcome = excluded.outcome,"
-            " finished = coalesce(keys.finished, excluded.finished))"
+            " ON CONFLICT (sid, tag, key) DO UPDATE SET digest = excluded.digest,"
+            " runner = excluded.runner, run = excluded.run, scopes = excluded.scopes,"
+            " at = excluded.at, state = excluded.state, outcome = excluded.outcome,"
+            # One that runs was forgotten in the same step, and is a new one.
+            " finished = CASE WHEN excluded.finished IS NULL THEN NULL"
+            " ELSE coalesce(keys.finished, excluded.finished) END)"
         )
     if "gone_keys" in parts:
         gone = table("y", sid="text", tag="bigint", key="bytea")

@@ -672,8 +672,10 @@ def _keys(session: FileSession, known: Mapping[RequestKey, KeyedRequest]) -> Ite
 _SET_KEY = (
     "INSERT INTO keys (sid, key, digest, runner, scopes, at, outcome, finished)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sid, key) DO UPDATE SET"
-    " runner = excluded.runner, scopes = excluded.scopes, at = excluded.at,"
-    " outcome = excluded.outcome, finished = ifnull(finished, excluded.finished)"
+    " digest = excluded.digest, runner = excluded.runner, scopes = excluded.scopes,"
+    " at = excluded.at, outcome = excluded.outcome, finished ="
+    # One that runs was forgotten in the same step, and is a new one.
+    " iif(excluded.finished IS NULL, NULL, ifnull(finished, excluded.finished))"
 )
 
 

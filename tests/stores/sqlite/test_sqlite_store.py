@@ -124,6 +124,29 @@ async def test_what_ran_at_the_end_is_never_run_again_and_its_key_is_not_kept_fo
         assert not await store.finish_request(of, RequestKey("other"), b"x", now=NOW)
 
 
+async def test_a_key_that_was_forgotten_is_a_new_one_in_the_file_too(path: Path) -> None:
+    """KEY12: its row was there until the step that records it anew."""
+    policy = SessionPolicy(request_key_lifetime=50)
+    key = RequestKey("key")
+
+    async def begun(store: SQLiteStore, digest: bytes, now: float) -> Begun | None:
+        use = KeyUse(key, digest, "process-1")
+        admitted = await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=now, key=use)
+        assert admitted is not None
+        return admitted.key
+
+    async with opened(path, policy=policy) as store:
+        of = await new(store)
+        assert await begun(store, b"one", NOW) is Begun.FIRST
+        assert await store.finish_request(of, key, b"one", now=NOW)
+        assert await begun(store, b"another", NOW + 51) is Begun.FIRST
+        rows = await sql(store, "SELECT count(*) FROM keys WHERE finished IS NULL")
+        assert rows == (1,), "it runs"
+        assert await store.finish_request(of, key, b"another", now=NOW + 52)
+    async with opened(path, policy=policy) as store:
+        assert await begun(store, b"another", NOW + 53) is Begun.ANSWERED
+
+
 async def test_many_sessions_are_listed_in_pages_that_let_others_through(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
