@@ -64,6 +64,9 @@ _SCRIPTS = frozenset({"EVALSHA", "EVAL"})
 _OF_NO_KEY = frozenset({"INFO", "PUBLISH", "SCRIPT", "KEYS", "PING", "ECHO"})
 """Commands that any node takes."""
 
+_ELSEWHERE = frozenset({"MOVED", "ASK", "TRYAGAIN"})
+"""A server's own words for what another node has."""
+
 Value = bytes | str | int | float
 
 
@@ -281,9 +284,11 @@ class RedisLink:
                     answer = refused
                 if connection is not self._connection:
                     return
-                if self._listener is not None and answer[0] == b"message":
-                    self._listener.on_published(*answer[1:])
-                    continue
+                if self._listener is not None and isinstance(answer, list):
+                    kind, *published = cast(list[bytes], answer)
+                    if kind == b"message":
+                        self._listener.on_published(*published)
+                        continue
                 if not self._waiting:
                     raise InvalidResponse("an answer to nothing")
                 waiting, _, size = self._waiting.popleft()
@@ -353,6 +358,13 @@ class RedisLink:
             self._listener.on_lost()
 
 
+def _is_elsewhere(refused: ResponseError) -> bool:
+    """Whether another node of a cluster has what a command is about."""
+    # Older releases of redis-py (5.2.0) have no classes for these.
+    word = str(refused).partition(" ")[0]
+    return isinstance(refused, MovedError | AskError | TryAgainError) or word in _ELSEWHERE
+
+
 async def _written(connection: Connection, packed: list[bytes]) -> None:
     await connection.send_packed_command(packed, False)
 
@@ -396,7 +408,9 @@ class ClusterLink:
             link = self._link(self._owners[bisect_right(self._starts, slot) - 1])
             try:
                 return await link.call(*args)
-            except (MovedError, AskError, TryAgainError):
+            except ResponseError as refused:
+                if not _is_elsewhere(refused):
+                    raise
                 # The map is old, and this node has a newer one; or the slot is on its way.
                 self._is_stale, self._asked_first = True, link
             except StoreUnavailable:

@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from redis._parsers.base import BaseParser
 from redis.crc import key_slot
 
 from mcp_sessions.core.states import Mode
@@ -79,8 +80,16 @@ def a_name_of_an_empty_slot(nodes: list[RedisServer]) -> tuple[str, int]:
             return own, slot
 
 
-async def test_a_slot_that_moved_is_followed(nodes: list[RedisServer]) -> None:
-    """MOVED. While it is on its way, a part of a session may be at either node: an error."""
+@pytest.mark.parametrize("release", ["newest", "lowest"])
+async def test_a_slot_that_moved_is_followed(
+    nodes: list[RedisServer], release: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MOVED. While it is on its way, a part of a session may be at either node: an error. The
+    lowest release of redis-py has no classes for what a node says then.
+    """
+    if release == "lowest":
+        for word in ("MOVED", "ASK", "TRYAGAIN"):
+            monkeypatch.delitem(BaseParser.EXCEPTION_CLASSES, word, raising=False)
     own, slot = a_name_of_an_empty_slot(nodes)
     before = next(number for number, each in enumerate(RANGES) if slot <= int(each.split()[1]))
     giver, taker = nodes[before], nodes[(before + 1) % 3]

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 from redis.exceptions import ConnectionError as ConnectionBroke
+from redis.exceptions import NoPermissionError
 
-from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import EVENTS, SessionId
 from mcp_sessions.stores.exchange import BEAT
 from mcp_sessions.stores.records import Attachment
@@ -190,3 +191,16 @@ async def test_a_watch_that_failed_is_not_made_good_later() -> None:
         assert len(connections) == 2
         watched = {each for each in connections[-1].channels if b":w:" in each}
         assert watched == {b"another:w:events"}
+
+
+async def test_who_may_not_listen_learns_so() -> None:
+    """Not that the store is away: a user of Redis may be without its channels (ACL)."""
+    async with joined() as (exchange, connections):
+        connection = connections[-1]
+        connection.takes = False
+        asking = asyncio.create_task(exchange.watch(SESSION, EVENTS))
+        await asyncio.sleep(0.1)
+        connection.comes.put_nowait(NoPermissionError("no permissions to access a channel"))
+        with pytest.raises(StoreRefused, match="ACL"):
+            await asking
+        assert connection.is_connected
