@@ -491,8 +491,13 @@ async def test_a_file_that_is_served_gets_no_sessions(
 
 @pytest.mark.parametrize("make", EVERY)
 async def test_two_loads_at_once_add_each_session_once(
-    make: MakeUrl, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: MakeUrl,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Both are of this process here, and it waits for its own lock only shortly.
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.file_lock._QUIET", 60.0)
     source, target, dump = sqlite(tmp_path), make(tmp_path / "t"), str(tmp_path / "dump")
     (tmp_path / "t").mkdir()
     names = await filled(source)
