@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from redis.exceptions import ResponseError
@@ -132,7 +133,10 @@ class RedisExchange(JoinedProcess):
         """
         if not self._receives:
             return
-        await self._ask(self._listening, "PING")
+        # The sign of life does not wait for an answer that is behind many messages.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._link.timeout):
+                await self._ask(self._listening, "PING")
         is_heard = await self.send(b"", to=self._process)
         if not is_heard and self._receives:
             self._listening.lose(ConnectionError())

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -177,6 +178,9 @@ class RedisLink:
         """Commands that have to wait for the peer to take them. They go on when nobody waits for
         them any more."""
 
+        self._published_at = -math.inf
+        """When the listener got the last message."""
+
         self._spared: asyncio.Future[Any] | None = None
         """The call that was due when its answer may have been there, unread."""
 
@@ -287,6 +291,7 @@ class RedisLink:
                 if self._listener is not None and isinstance(answer, list):
                     kind, *published = cast(list[bytes], answer)
                     if kind == b"message":
+                        self._published_at = asyncio.get_running_loop().time()
                         self._listener.on_published(*published)
                         continue
                 if not self._waiting:
@@ -318,6 +323,8 @@ class RedisLink:
         loop = asyncio.get_running_loop()
         oldest, due, _ = self._waiting[0]
         now = loop.time()
+        # What is published comes before answers that were given later.
+        due = max(due, self._published_at + self.timeout)
         if due > now:
             self._watch = loop.call_at(due, self._look)
         elif self._spared is not oldest:

@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError
 
 from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import EVENTS, SessionId
-from mcp_sessions.stores.exchange import BEAT
+from mcp_sessions.stores.exchange import BEAT, LIVENESS
 from mcp_sessions.stores.records import Attachment
 from mcp_sessions.stores.redis.pubsub import RedisExchange
 from mcp_sessions.stores.redis.redis_connection import Connection, RedisLink
@@ -86,7 +86,11 @@ class FakeLink:
         self.listening = 1
         """How many listen at the primary."""
 
+        self.asked: list[object] = []
+        """The names of the commands."""
+
     async def call(self, *args: object) -> Any:
+        self.asked.append(args[0])
         if args[0] != "PUBLISH":
             return 1
         _, channel, message = args
@@ -204,3 +208,22 @@ async def test_who_may_not_listen_learns_so() -> None:
         with pytest.raises(StoreRefused, match="ACL"):
             await asking
         assert connection.is_connected
+
+
+async def test_answers_behind_many_messages_do_not_end_the_connection() -> None:
+    """Redis answers in order, and messages that come are a sign of life: all streams would be read
+    again, just when there is most to do.
+    """
+    link = FakeLink([])
+    async with joined(link) as (exchange, connections):
+        connection = connections[-1]
+        connection.takes = False
+        asking = asyncio.create_task(exchange.watch(SESSION, EVENTS))
+        link.asked.clear()
+        for _ in range(20):
+            await asyncio.sleep(1)
+            connection.comes.put_nowait([b"message", b"namespace:to-all", b"another\nmessage"])
+        connection.take()
+        await asking
+        assert len(connections) == 1 and connection.is_connected
+        assert link.asked.count("SET") >= 20 // LIVENESS + 1, "others take it for dead"
