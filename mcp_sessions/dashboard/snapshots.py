@@ -461,13 +461,15 @@ class Snapshots:
                     not_noted.append(replace(self.times.end_of_expired(record), story=""))
                 else:
                     row = self._row(record, name)
+                    follows = row.connection_id is not None and not row.is_attached
                     known = last.by_digest.get(name)
                     if known is not None and row == known:
                         # The collector of garbage looks at what is new, and calls wait for it.
                         row = known
                     rows[name] = row
                     sums.add(row)
-                    if row.connection_id is not None and not row.is_attached:
+                    # A row that is kept says http: that connection may have ended since.
+                    if follows and row.transport in (NOWHERE, "http"):
                         connected.append(row)
             after = page.following
             if after is None:
@@ -480,6 +482,7 @@ class Snapshots:
                 self._is_long.set_result(None)
             await asyncio.sleep(min(0.05, (loop.time() - began) * _GAP))
         for row in connected:
+            sums.transports[row.transport] -= row.is_attached
             row.transport = _transport(row, rows)
             sums.transports[row.transport] += row.is_attached
         made = last.made

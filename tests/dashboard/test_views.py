@@ -13,8 +13,9 @@ import pytest
 from mcp_sessions.core.ends import EndReason
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.states import Mode
+from mcp_sessions.core.story import Entry
 from mcp_sessions.dashboard.access_control import HEADERS
-from mcp_sessions.ids import digest
+from mcp_sessions.ids import ConnectionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
@@ -58,6 +59,28 @@ async def test_each_view_shows_the_store_and_no_answer_has_a_credential(make: Ma
         for body in pages.bodies:
             assert not {first, second, SECRET} & set(re.findall(r"[\w-]+", body))
             assert first not in body and second not in body and SECRET not in body
+
+
+@pytest.mark.parametrize("make", every_store())
+async def test_a_session_is_attached_by_http_as_long_as_that_connection_is_there(
+    make: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own record was as before, so the page kept saying ``http`` after the connection's end."""
+    monkeypatch.setattr("mcp_sessions.dashboard.snapshots._FRESH", 0.0)
+    monkeypatch.setattr("mcp_sessions.dashboard.snapshots._SHARE", 0)
+    async with opened(make) as store, pages_of(store) as pages:
+        connection, session = await made(store, mode=Mode.TRANSPORT), await made(store)
+        where, now = ConnectionId(connection), pages.snapshots.clock()
+        assert await store.attach(session, where, now=now, entry=Entry(now, "attached")) is not None
+        # The second snapshot keeps the row of the first one.
+        before = [await pages.snapshots.now() for _ in range(2)]
+        attached_before = [each.sums.transports.total() for each in before]
+        assert await store.end(connection) is not None
+        after = await pages.snapshots.now()
+
+        assert attached_before == [2, 2]
+        assert after.by_digest[digest(session)].transport == "none"
+        assert after.sums.transports.total() == 0
 
 
 async def ended_session(pages: Pages, client: str) -> str:
