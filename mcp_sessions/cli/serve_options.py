@@ -103,6 +103,8 @@ def parsed(
         parser.error(f"write a command after --{quotes}: mcp-sessions serve -- {program} ...")
     if has_scheme(target) and not is_url(target):
         raise ConfigurationError(wrong_address(target, HTTP))
+    if more and more[0].partition("=")[0] == "--limit":
+        parser.error("--limit is gone: each limit is an option by its name, such as --max-events 5")
     if more:
         parser.unrecognized(more)
     if options.config is not None:

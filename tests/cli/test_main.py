@@ -112,6 +112,11 @@ WRONG: dict[str, tuple[list[str], str]] = {
         "must be a number above 0, not '0'",
     ),
     "a limit without a value": (["serve", "a:b", "--max-events"], "expected one argument"),
+    "the option before each limit was one": (
+        ["serve", "a:b", "--limit", "max_events=5"],
+        "--limit is gone: each limit is an option by its name, such as --max-events 5",
+    ),
+    "the same, in one word": (["serve", "a:b", "--limit=max_events=5"], "such as --max-events 5"),
     "relative path": (["serve", "a:b", "--path", "mcp"], "must be a path that begins with '/'"),
     "a query in the path": (["serve", "a:b", "--path", "/mcp?a=b"], "must be a path"),
     "unknown level": (
