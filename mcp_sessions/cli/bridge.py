@@ -95,7 +95,7 @@ def make_parser() -> types.OneLineParser:
         examples=(
             "mcp-sessions bridge https://mcp.example.com/mcp",
             "mcp-sessions bridge https://mcp.example.com/mcp --jar ~/.mcp-sessions.json",
-            'mcp-sessions bridge wss://mcp.example.com/mcp --header "X-Api-Key: $KEY"',
+            "mcp-sessions bridge wss://mcp.example.com/mcp --header 'X-Api-Key: ${KEY}'",
         ),
         notes=f"{types.LEGEND}\nLogs go to stderr.",
     )

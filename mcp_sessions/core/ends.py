@@ -117,7 +117,7 @@ class SessionEnd:
             case EndReason.IDLE:
                 return "to keep sessions longer, raise --forget-after (in memory: --idle-timeout)"
             case EndReason.LIFETIME:
-                return "to keep sessions longer, raise max_lifetime of SessionPolicy, in Python"
+                return f"to keep sessions longer, raise {how_to_raise('max_lifetime')}"
             case EndReason.CLIENT:
                 return "nothing: the client wanted it. If it did not, mend the client"
             case EndReason.OPERATOR:

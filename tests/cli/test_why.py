@@ -60,7 +60,7 @@ async def over(store: SessionStore, record: SessionRecord, reason: EndReason, **
 
 REASONS: list[tuple[EndReason, dict[str, Any], str, str]] = [
     (EndReason.IDLE, {"idle": 61.0}, "it expired after 1m1s without a request", "--forget-after"),
-    (EndReason.LIFETIME, {}, "it expired after 1m30s, its longest lifetime", "max_lifetime"),
+    (EndReason.LIFETIME, {}, "it expired after 1m30s, its longest lifetime", "--max-lifetime"),
     (EndReason.CLIENT, {}, "its client ended it", "mend the client"),
     (EndReason.OPERATOR, {}, "an operator ended it", "mcp-sessions sessions end"),
     (
