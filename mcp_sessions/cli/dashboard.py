@@ -116,13 +116,18 @@ async def _serve_page(
 async def _fleet_of(store: OperatorStore) -> AsyncGenerator[Fleet]:
     """The servers that share the store, until the block ends."""
     from mcp_sessions.dashboard.snapshots import NoFleet
-    from mcp_sessions.security import mint_process
+    from mcp_sessions.security import SessionSecurity, mint_process
     from mcp_sessions.server.cluster import fleet
     from mcp_sessions.server.cluster.codec import VERSION
     from mcp_sessions.server.cluster.shared_bus import SharedBus
+    from mcp_sessions.stores.encrypted import exchange_beside
     from mcp_sessions.stores.operator import SharedStore
 
-    exchange = store.store.exchange if isinstance(store, SharedStore) else None
+    exchange = None
+    if isinstance(store, SharedStore):
+        exchange = await exchange_beside(
+            store.store, lambda: SessionSecurity.default().stored_values
+        )
     if not isinstance(store, SharedStore) or exchange is None:
         yield NoFleet()
         return

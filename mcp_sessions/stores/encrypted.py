@@ -123,6 +123,24 @@ def check_sealing_keys(
         )
 
 
+async def exchange_beside(
+    store: SessionStore, values_of: Callable[[], SealedValues]
+) -> Exchange | None:
+    """Return the exchange of an open store for a process that does not serve. If the servers seal
+    what they say, it seals and opens that. None: there is none, or the keys are others.
+
+    Raises:
+        StoreUnavailable: The store is away.
+    """
+    known = await store.sealing_keys() if isinstance(store, Sealable) else frozenset[str]()
+    if store.exchange is None or not known:
+        return store.exchange
+    sealing = Sealing()
+    sealing.values = values_of()
+    is_ours = bool(known & set(sealing.values.key_ids))
+    return cast("Exchange", _EncryptedExchange(store.exchange, sealing)) if is_ours else None
+
+
 def encrypted(store: SessionStore, keys_of: KeysOf) -> SessionStore:
     """Return a store whose contents are sealed.
 

@@ -16,13 +16,19 @@ from starlette.types import ASGIApp
 from mcp_sessions import SessionLayer
 from mcp_sessions.authentication.credential import OPERATOR
 from mcp_sessions.cli import serve_options
+from mcp_sessions.cli.dashboard import latest_method
 from mcp_sessions.cli.main import main
 from mcp_sessions.dashboard.access_control import HEADERS
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.ids import digest, replica_name
+from mcp_sessions.ids import SessionId, digest, replica_name
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.security import KEYS_VARIABLE
+from mcp_sessions.server.dispatch.admin import ended_outside
 from mcp_sessions.server.reporting.recent_counts import RecentCounts
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.operator import SharedStore
 from mcp_sessions.testing import MakeTwoStores
-from tests.stores.every_store import every_exchange
+from tests.stores.every_store import KEYS, every_encrypted_exchange, every_exchange
 from tests.support.duplex import duplex_world
 from tests.support.modern import ModernClient
 from tests.support.raw import call_params
@@ -74,6 +80,13 @@ async def begun(client: httpx2.AsyncClient) -> str:
     answer = await client.post("/mcp", json=INITIALIZE, headers=ACCEPT)
     assert answer.status_code == 200, answer.text
     return answer.headers["mcp-session-id"]
+
+
+async def listed(client: httpx2.AsyncClient, session_id: str) -> None:
+    """Ask for the tools in the session."""
+    headers = ACCEPT | {"mcp-session-id": session_id}
+    listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+    assert (await client.post("/mcp", json=listing, headers=headers)).status_code == 200
 
 
 def call(number: int) -> dict[str, Any]:
@@ -235,12 +248,38 @@ async def test_another_replica_knows_the_last_method(make_two: MakeTwoStores) ->
     app, other = first.asgi_app(dashboard="/sessions"), second.asgi_app()
     async with first.lifespan(), second.lifespan(), browser(app) as page, browser(other) as client:
         session_id = await begun(client)
-        headers = ACCEPT | {"mcp-session-id": session_id}
-        listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
-        assert (await client.post("/mcp", json=listing, headers=headers)).status_code == 200
+        await listed(client, session_id)
 
         said = "<dt>Last method</dt><dd>tools/list</dd>"
         await seen(page, f"/sessions/session/{digest(session_id)}", said)
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+@pytest.mark.parametrize("make_two", every_encrypted_exchange())
+async def test_a_command_beside_encrypted_replicas_asks_them_if_it_has_their_keys(
+    make_two: MakeTwoStores,
+    has_keys: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What they answered was sealed, and so it was called malformed, with each question."""
+    if has_keys:
+        monkeypatch.setenv(KEYS_VARIABLE, KEYS[0])
+    first, second = make_two()
+    plain: SessionStore = getattr(second, "inner", second)
+    layer = SessionLayer(MCPServer("notes"), store=first)
+    async with layer.lifespan(), browser(layer.asgi_app()) as client:
+        session_id = SessionId(await begun(client))
+        await listed(client, session_id)
+        await plain.open(SessionPolicy())
+        try:
+            beside = SharedStore(plain, ended_outside)
+            latest = await latest_method(session_id, beside)
+        finally:
+            await plain.close()
+
+    assert latest == ("tools/list" if has_keys else None)
+    assert "malformed" not in caplog.text
 
 
 def test_a_layer_without_a_store_has_no_page() -> None:
