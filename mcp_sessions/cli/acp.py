@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from mcp_sessions import __version__
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli import logs
-from mcp_sessions.cli.layer_options import say_replaced
+from mcp_sessions.cli.settings_from_options import say_replaced
 from mcp_sessions.cli.targets import SHAPE, load_target
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.layer_settings import AGENT_REPLACED, replacing

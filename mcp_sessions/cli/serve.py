@@ -24,7 +24,6 @@ from mcp_sessions.access import SERVER
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.access import access_of
 from mcp_sessions.cli.arguments import INTERRUPTED, redacted
-from mcp_sessions.cli.layer_options import external_server, options_over, say_options_over
 from mcp_sessions.cli.logs import AuditFile
 from mcp_sessions.cli.option_variables import variables_named, warn_of
 from mcp_sessions.cli.serve_options import (
@@ -33,6 +32,7 @@ from mcp_sessions.cli.serve_options import (
     parsed,
     wants_json,
 )
+from mcp_sessions.cli.settings_from_options import external_server, options_over, say_options_over
 from mcp_sessions.cli.targets import load_target
 from mcp_sessions.cli.telemetry import exporting
 from mcp_sessions.errors import ConfigurationError

@@ -27,8 +27,8 @@ from mcp_sessions.assembly import DRAIN_DELAY, Assembly
 from mcp_sessions.cli.access import access_given
 from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.check import CheckedEndpoint
-from mcp_sessions.cli.layer_options import given_options, options_over, task_policy
 from mcp_sessions.cli.servers_file import servers_of
+from mcp_sessions.cli.settings_from_options import given_options, options_over, task_policy
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.layer_settings import LayerSettings

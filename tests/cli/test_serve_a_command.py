@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.cli.layer_options import given_options
 from mcp_sessions.cli.serve_options import parsed
+from mcp_sessions.cli.settings_from_options import given_options
 from tests.support.children import CHILD, MODERN_CHILD, child_world, children_of, is_alive
 from tests.support.duplex import ELICITS, listening
 from tests.support.modern import MODERN, envelope

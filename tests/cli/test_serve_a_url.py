@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mcp_sessions.cli.arguments import expanded
-from mcp_sessions.cli.layer_options import external_server
 from mcp_sessions.cli.main import main
 from mcp_sessions.cli.serve_options import parsed
+from mcp_sessions.cli.settings_from_options import external_server
 from mcp_sessions.errors import ConfigurationError
 from tests.support.children import CHILD
 from tests.support.serving import initialize, read_lines, serving

@@ -50,7 +50,7 @@ def named(text: str) -> Iterator[tuple[str, str]]:
         for inside in re.findall(r"\(([^()]*`[^()]*)\)", said):
             for name in _NAME.findall(inside):
                 yield file, name
-        # "core/coalescing.py, `coalescing_key`": the same, where parentheses are around both.
+        # "core/coalescing_key.py, `coalescing_key`": the same, where parentheses are around both.
         if (also := re.match(r", `(\w+(?:\.\w+)?)`", said)) is not None:
             yield file, also[1]
 

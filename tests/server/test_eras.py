@@ -13,9 +13,9 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 
 from mcp_sessions import ConfigurationError, SessionLayer
-from mcp_sessions.cli.layer_options import options_over
 from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.cli.servers_file import servers_of
+from mcp_sessions.cli.settings_from_options import options_over
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.protocol_versions import (

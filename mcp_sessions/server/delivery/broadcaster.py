@@ -34,7 +34,7 @@ from typing import Any
 from mcp_sessions import method_names
 from mcp_sessions.background import give_way, stopped, watched
 from mcp_sessions.core.backoff import Backoff
-from mcp_sessions.core.coalescing import coalescing_key
+from mcp_sessions.core.coalescing_key import coalescing_key
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
 from mcp_sessions.core.named import updated_uri
 from mcp_sessions.core.recent import Recent

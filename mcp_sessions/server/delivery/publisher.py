@@ -14,7 +14,7 @@ from typing import Any
 
 from mcp_sessions import metrics
 from mcp_sessions.background import give_way
-from mcp_sessions.core.coalescing import coalescing_key
+from mcp_sessions.core.coalescing_key import coalescing_key
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
 from mcp_sessions.errors import Detached, StoreUnavailable

@@ -22,6 +22,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.seldom import Seldom
 from mcp_sessions_transports.outermost import outermost
 from mcp_sessions_transports.pages import ASKED, as_http
+from mcp_sessions_transports.websocket.close_codes import CloseCode
 
 logger = logging.getLogger(__name__)
 logger.addFilter(Seldom())
@@ -139,7 +140,7 @@ async def deny(scope: Scope, receive: Receive, send: Send, answer: Denied) -> No
     """Answer a handshake with an HTTP response where the server can, else with its own 403."""
     await receive()
     if "websocket.http.response" not in (scope.get("extensions") or {}):
-        await send({"type": "websocket.close", "code": 1008})
+        await send({"type": "websocket.close", "code": CloseCode.POLICY_VIOLATION})
         return
     start = {"type": "websocket.http.response.start", "status": answer.status}
     await send({**start, "headers": answer.headers})

@@ -1,6 +1,6 @@
 """What the options of ``serve`` make: the settings of a layer, and the server that it wraps.
 
-Rules, owned by ``tests/cli/test_layer_options.py``:
+Rules, owned by ``tests/cli/test_settings_from_options.py``:
 
 1. An option, or its variable, replaces what the file says about the same thing. The rest stays.
 2. One line of the log names the options that did so.

@@ -12,9 +12,9 @@ import httpx2
 import pytest
 
 from mcp_sessions import ConfigurationError, Conversations, SessionLayer, SessionPolicy, TaskPolicy
-from mcp_sessions.cli.layer_options import options_over
 from mcp_sessions.cli.main import main
 from mcp_sessions.cli.serve_options import parsed
+from mcp_sessions.cli.settings_from_options import options_over
 from mcp_sessions.cli.targets import load_target
 from mcp_sessions.layer_settings import AGENT_REPLACED, REPLACED, LayerSettings, replacing
 from mcp_sessions.stdio_server import StdioServer

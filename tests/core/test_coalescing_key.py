@@ -1,4 +1,4 @@
-"""``mcp_sessions.core.coalescing``: only listed notifications, and only by their key."""
+"""``mcp_sessions.core.coalescing_key``: only listed notifications, and only by their key."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sessions.core.coalescing import coalescing_key
+from mcp_sessions.core.coalescing_key import coalescing_key
 from mcp_sessions.policy import COALESCED_BY_DEFAULT as RULES
 
 UPDATED = "notifications/resources/updated"
