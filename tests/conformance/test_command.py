@@ -78,7 +78,12 @@ def test_a_run_that_is_broken_off_writes_what_it_has(
         command = [sys.executable, "-m", "mcp_sessions.cli", "conformance", "--json", str(out)]
         command += [f"http://127.0.0.1:{silent.getsockname()[1]}/mcp", "--timeout", "0.2"]
         runner = subprocess.Popen(
-            [*command, "--give-up", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, "--give-up", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # As in a terminal: what a script starts in the background ignores Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         assert runner.stderr is not None
         # The first line says that it begins, the second what was wrong with the first vector.
