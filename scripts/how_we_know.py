@@ -238,7 +238,8 @@ def page(found: Json) -> str:
             [k["servers"], k["kills"], f"{k['median']:.2f} s", f"{k['longest']:.2f} s"]
             for k in found["kill"]
         ),
-        survivors="\n".join(f"* `{place}`" for place in mutation["survivors"]),
+        # A pattern may look like a link.
+        survivors="\n".join(f"* `{place.replace('](', '] (')}`" for place in mutation["survivors"]),
     )
 
 
