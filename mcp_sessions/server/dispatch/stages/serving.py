@@ -25,6 +25,12 @@ from mcp_sessions.server.requests.outbound import (
 )
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import RunningRequest
+from mcp_sessions.server.upstream.own_methods import (
+    Discovery,
+    LogLevel,
+    Subscriptions,
+    TaskListen,
+)
 from mcp_sessions.server.upstream.port import (
     NewPeer,
     Outbound,
@@ -32,12 +38,6 @@ from mcp_sessions.server.upstream.port import (
     UpstreamPeer,
     Wanted,
     wanted_by,
-)
-from mcp_sessions.server.upstream.subscriptions import (
-    Discovery,
-    LogLevel,
-    Subscriptions,
-    TaskListen,
 )
 from mcp_sessions.stores.limits import check_subscriptions
 from mcp_sessions.stores.record_changes import SetLogLevel

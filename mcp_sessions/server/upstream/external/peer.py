@@ -55,9 +55,9 @@ from mcp_sessions.server.upstream.external.slot import (
     Slot,
     Subscribers,
 )
+from mcp_sessions.server.upstream.own_methods import notifying_by
 from mcp_sessions.server.upstream.port import Outbound, PeerError, PeerRequest, UpstreamCall, Wanted
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
-from mcp_sessions.server.upstream.subscriptions import notifying_by
 
 Json = dict[str, Any]
 
