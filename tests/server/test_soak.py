@@ -35,6 +35,7 @@ def sizes(w: World) -> dict[str, int]:
         "by connection": sum(host.calls.has(each.id) for each in connections.all()),
         "by session": len(host.held),
         "by key": len(host.calls._by_key),
+        "newest requests": len(host.calls._latest) + len(host.calls._latest_before),
         "detached": len(host._detached),
         "asked": len(questions._open),
         "asked by session": len(questions.by_session),

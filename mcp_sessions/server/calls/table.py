@@ -529,6 +529,11 @@ class Calls(Generic[R]):
         """When the newest request that ran here in a session began, and its method."""
         return self._latest.get(session_id) or self._latest_before.get(session_id)
 
+    def forget(self, session_id: SessionId) -> None:
+        """Forget the newest request of a session that ended."""
+        self._latest.pop(session_id, None)
+        self._latest_before.pop(session_id, None)
+
     def round(self) -> None:
         """Forget the newest requests of the sessions that had none for long."""
         if len(self._latest) > _MOST_LATEST:

@@ -105,6 +105,7 @@ class RequestRunner:
                 await running.abort(started)
         for question in list(self._questions.by_session.get(session_id, ())):
             self._questions.fail(question, error["code"], error["message"])
+        self.calls.forget(session_id)
 
     async def quiet(self, connection: ClientConnection, timeout: float) -> None:
         tasks = self.calls.tasks(connection.id)
