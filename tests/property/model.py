@@ -72,10 +72,14 @@ class KeyModel:
     name: str
     digest: bytes
     scopes: frozenset[str]
-    run: str
+    runner: tuple[str, str]
+    """The process that runs it, and which run of it."""
+
+    at: float
+    """When it began, then when it finished."""
+
     state: str = "running"
     answer: bytes | None = None
-    finished_at: float = 0.0
 
 
 @dataclass
@@ -96,25 +100,26 @@ class KeysModel:
         now: float,
         *,
         scopes: frozenset[str],
+        runner: str,
         run: str,
         instead_of: str,
-    ) -> tuple[str, bytes | None]:
-        """The state of a key that a request finds, and the answer that it gets."""
+    ) -> tuple[str, bytes | None, tuple[str, str] | None]:
+        """The state of a key that a request finds, the answer that it gets, and who runs it."""
         self.expire(now)
         for entry in self.known:
             if entry.name == name:
                 if entry.digest != digest:
-                    return "other_content", None
+                    return "other_content", None, None
                 if entry.scopes - scopes:
-                    return "fewer_scopes", None
-                if entry.state == "running" and entry.run == instead_of:
-                    entry.scopes, entry.run = scopes, run
-                    return "first", None
-                return entry.state, entry.answer
+                    return "fewer_scopes", None, None
+                if entry.state == "running" and entry.runner[1] == instead_of:
+                    entry.scopes, entry.runner, entry.at = scopes, (runner, run), now
+                    return "first", None, None
+                return entry.state, entry.answer, entry.runner if entry.state == "running" else None
         if not self.make_room(self.cost):
-            return "full", None
-        self.known.append(KeyModel(name, digest, scopes, run))
-        return "first", None
+            return "full", None, None
+        self.known.append(KeyModel(name, digest, scopes, (runner, run), now))
+        return "first", None, None
 
     def finish(self, name: str, answer: bytes | None, now: float) -> bool:
         self.expire(now)
@@ -123,7 +128,7 @@ class KeysModel:
                 if answer is not None and not self.make_room(len(answer)):
                     answer = None
                 entry.state = "dropped" if answer is None else "answered"
-                entry.answer, entry.finished_at = answer, now
+                entry.answer, entry.at = answer, now
                 self.known.remove(entry)
                 self.known.append(entry)
                 return answer is not None
@@ -142,11 +147,21 @@ class KeysModel:
         return True
 
     def expire(self, now: float) -> None:
-        self.known = [
-            entry
-            for entry in self.known
-            if entry.state == "running" or entry.finished_at >= now - self.lifetime
-        ]
+        """Forget what finished, in that order."""
+        for entry in [entry for entry in self.known if entry.state != "running"]:
+            if entry.at >= now - self.lifetime:
+                return
+            self.known.remove(entry)
+
+    def drop_running(self) -> None:
+        """The only process ends. What ran is known for a lifetime after it began; where several
+        ran, nobody says which of them finished first: here it is the first name.
+        """
+        for entry in sorted(self.known, key=lambda entry: entry.name):
+            if entry.state == "running":
+                entry.state = "dropped"
+                self.known.remove(entry)
+                self.known.append(entry)
 
 
 @dataclass
@@ -172,6 +187,12 @@ class SessionModel:
         """A request came, or ended."""
         if self.mode is not Mode.AGENT:
             self.expires_at = min(now + idle, self.ends_at)
+
+    def process_ends(self) -> bool:
+        """The only process ends; whether an attachment ends with it."""
+        self.keys.drop_running()
+        was_attached, self.attachment = self.attachment is not None, None
+        return was_attached
 
     def admits(
         self, principal: str, mode: Mode, now: float, *, held: bool, epoch: int | None

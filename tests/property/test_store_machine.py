@@ -1,17 +1,19 @@
 """Every store against the model: whatever is called in whatever order, they agree.
 
-Time moves only where the machine says so. A session
-whose deadline has passed is left alone until ``expire`` comes for it (but for what the
-contract says of that time: it is not found, and admits nothing).
+Time moves only where the machine says so. Another process may serve from any step on, or the same
+one with the session no longer in memory. A session whose deadline has passed is left alone until
+``expire`` comes for it (but for what the contract says of that time: it is not found, and admits
+nothing).
 """
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar, cast
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -37,19 +39,21 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
+from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.record_changes import SetLogLevel, SetWaitsFrom
 from mcp_sessions.stores.records import Attachment
+from mcp_sessions.stores.sqlite import sqlite_store
 from mcp_sessions.testing import MakeStore
 from mcp_sessions.testing.parts import subscribers_of
 from tests.property.model import KeysModel, LogModel, SessionModel
-from tests.stores.every_store import every_store
+from tests.stores.every_store import EXCHANGES, every_store
 
 T = TypeVar("T")
 
 ENDED_STATES = frozenset({State.ENDED, State.EXPIRED})
 
 MOST_OF_ONE = 2
-KEYS = ["k1", "k2", "k3"]
+KEYS = ["k1", "k2", "k3", "k4"]
 KEY_BYTES = key_cost(RequestKey(KEYS[0]))
 POLICY = SessionPolicy(
     idle_timeout=90,
@@ -60,8 +64,8 @@ POLICY = SessionPolicy(
     max_events=4,
     max_bytes=60,
     max_age=50,
-    request_key_bytes=2 * KEY_BYTES + 20,
-    request_key_lifetime=120,
+    request_key_bytes=3 * KEY_BYTES + 40,
+    request_key_lifetime=30,
 )
 WINDOW = Window(POLICY.max_events, POLICY.max_bytes, POLICY.max_age)
 
@@ -74,15 +78,25 @@ URIS = st.sampled_from(["note://1", "note://2", "note://3"])
 SENDINGS = st.builds(
     KeyUse,
     st.sampled_from([*KEYS, KEYS[0], KEYS[0]]).map(RequestKey),
-    st.sampled_from([b"this", b"this", b"this", b"that"]),
-    st.just("process-1"),
+    st.sampled_from([b"this", b"this", b"that"]),
+    st.sampled_from(["process-1", "process-2"]),
     st.sampled_from([frozenset[str](), frozenset({"write"})]),
     st.sampled_from(["run-1", "run-2"]),
     st.sampled_from(["", "run-1"]),
 )
 FINISHES = st.tuples(
-    st.sampled_from(KEYS), st.sampled_from([b'"result":{}', b'"result":{"more":1}', None])
+    st.sampled_from([*KEYS, KEYS[0], KEYS[0]]),
+    st.sampled_from([b'"result":{}', b'"result":{"more":1}', b'"result":"%b"' % (b"x" * 40), None]),
 )
+KEY_STEPS = st.tuples(
+    st.sampled_from([0, 0, 0, 5, 40]),
+    st.sampled_from(["", "", "", "forget", "forget", "restart"]),
+    SENDINGS | FINISHES,
+)
+"""Seconds that pass, what becomes of the process then (see ``forget`` and ``restart``), and a
+sending or an end."""
+
+KeyStep = tuple[int, str, KeyUse | tuple[str, bytes | None]]
 MODES = st.sampled_from([Mode.PROTOCOL, Mode.PROTOCOL, Mode.TRANSPORT, Mode.AGENT])
 EVENTS = st.lists(
     st.tuples(st.sampled_from([None, "a", "b"]), st.sampled_from([1, 1, 20, 70])),
@@ -97,15 +111,23 @@ DETACHES = st.sampled_from([0, 0, 1, 2])
 """How many attachments ago there was the one that ends."""
 
 
+Processes = Callable[[], Sequence[SessionStore]]
+"""Makes a store that is empty and not open yet, as each of the processes has it that share it."""
+
+
+def processes_of(make: MakeStore) -> Processes:
+    return EXCHANGES.get(make().name, lambda: (make(),))
+
+
 def principal(owner: str) -> Principal:
     return Principal("client", "https://issuer.example", owner)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    def __init__(self, make: MakeStore) -> None:
+    def __init__(self, processes: Processes) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.store = make()
+        self.stores = deque(processes())
         self.now = 1_800_000_000.0
         self.live: dict[SessionId, SessionModel] = {}
         self.states: dict[SessionId, State] = {}
@@ -113,14 +135,40 @@ class StoreMachine(RuleBasedStateMachine):
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(call)
 
+    @property
+    def store(self) -> SessionStore:
+        """Of the process whose turn it is."""
+        return self.stores[0]
+
     def teardown(self) -> None:
-        self.run(self.store.close())
+        for store in self.stores:
+            self.run(store.close())
         self.loop.close()
 
     @initialize()
     def open(self) -> None:
-        self.run(self.store.open(POLICY))
+        for store in self.stores:
+            self.run(store.open(POLICY))
         self.create("alice")
+        self.create("bob")
+
+    @rule()
+    def restart(self) -> None:
+        """From now on another process serves: one that served before, or a new one."""
+        self.stores.rotate()
+        if self.store.name != "sqlite":
+            return
+        self.run(self.store.close())
+        self.run(self.store.open(POLICY))
+        for session_id, model in self.live.items():
+            if model.process_ends():
+                self.change(session_id, Change.DETACH)
+
+    def forget(self, session_id: SessionId) -> None:
+        """Others are used, and this process has no room for more."""
+        for each in self.live:
+            if each != session_id:
+                self.run(self.store.load(each, now=self.now))
 
     def pick(self, at: int) -> SessionId:
         """Mostly a live session; now and then one that has ended, or that never was."""
@@ -216,18 +264,19 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- requests --------------------------------------------------------------------------
 
-    @rule(at=SESSIONS, steps=st.lists(SENDINGS | FINISHES | st.just(40), min_size=1, max_size=9))
-    def requests_with_keys(
-        self, at: int, steps: list[KeyUse | tuple[str, bytes | None] | int]
-    ) -> None:
+    @rule(at=SESSIONS, steps=st.lists(KEY_STEPS, min_size=1, max_size=9))
+    def requests_with_keys(self, at: int, steps: Sequence[KeyStep]) -> None:
         session_id = self.pick(at)
         model = self.live.get(session_id)
         owner, mode = (model.principal, model.mode) if model else ("alice", Mode.PROTOCOL)
-        for step in steps:
+        for seconds, process, step in steps:
+            self.now += seconds
+            if process == "restart":
+                self.restart()
+            elif process == "forget":
+                self.forget(session_id)
             if isinstance(step, KeyUse):
                 self.admit(session_id, owner, mode, step)
-            elif isinstance(step, int):
-                self.now += step
             else:
                 self.finish(session_id, *step)
 
@@ -282,20 +331,22 @@ class StoreMachine(RuleBasedStateMachine):
         assert admitted.record.session_id == session_id
         assert (admitted.record.mode is mode) == (notified != "other mode")
         assert admitted.displaced == (notified == "displaced")
-        expected = None, None
+        expected = None, None, None
         if notified == "admitted":
             model.move_deadline(self.now, POLICY.idle_timeout)
             if use is not None:
-                begun, answer = model.keys.begin(
+                begun, answer, runner = model.keys.begin(
                     use.key,
                     use.digest,
                     self.now,
                     scopes=use.scopes,
+                    runner=use.runner,
                     run=use.run,
                     instead_of=use.instead_of,
                 )
-                expected = Begun(begun), answer
-        assert (admitted.key, admitted.outcome) == expected
+                expected = Begun(begun), answer, runner
+        runner = (admitted.runner, admitted.run) if admitted.key is Begun.RUNNING else None
+        assert (admitted.key, admitted.outcome, runner) == expected
 
     def finish(self, session_id: SessionId, key: str, outcome: bytes | None) -> None:
         if self.is_overdue(session_id):
@@ -511,13 +562,18 @@ def assert_replay(
     "thorough", [False, pytest.param(True, marks=[pytest.mark.full, pytest.mark.timeout(300)])]
 )
 @pytest.mark.parametrize("make", every_store())
-def test_a_store_does_what_its_model_does(make: MakeStore, thorough: bool) -> None:
+def test_a_store_does_what_its_model_does(
+    make: MakeStore, thorough: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CUP8, CUP5, EVT7, COA4, ATT7, RES3, TKO9, KEY3, SES15, SES18,
     END1, SES4 in every order of calls. Passes if no step of the machine, which asserts, fails.
     """
+    # A store in a file has the session in memory that was used last.
+    monkeypatch.setattr(sqlite_store, "MAX_BYTES", 0)
+    processes = processes_of(make)
 
     def machine() -> StoreMachine:
-        return StoreMachine(make)
+        return StoreMachine(processes)
 
     # There are many ways through a store, and where each call is a commit or a round trip, each
     # takes long.
@@ -526,3 +582,24 @@ def test_a_store_does_what_its_model_does(make: MakeStore, thorough: bool) -> No
     )
     more = settings(max_examples=round(times * settings().max_examples))
     run_state_machine_as_test(cast(Any, machine), settings=more)
+
+
+@pytest.mark.parametrize("make", every_store())
+def test_request_keys_are_what_their_model_says(
+    make: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KEY3, KEY12, KEY13, SEC3: of one session that lives on, in every order of calls."""
+    monkeypatch.setattr(sqlite_store, "MAX_BYTES", 0)
+    processes = processes_of(make)
+
+    @given(st.lists(KEY_STEPS, min_size=20, max_size=60))
+    def steps_are_as_the_model_says(steps: list[KeyStep]) -> None:
+        machine = StoreMachine(processes)
+        try:
+            machine.open()
+            machine.create("alice", Mode.AGENT)
+            machine.requests_with_keys(2, steps)
+        finally:
+            machine.teardown()
+
+    steps_are_as_the_model_says()
