@@ -280,20 +280,20 @@ class RedisLink:
             return connection
 
     async def _read(self, connection: Connection) -> None:
+        clock = asyncio.get_running_loop().time
         try:
             while True:
+                is_refused = False
                 try:
                     answer: Any = await connection.read_response(disable_decoding=True)
                 except ResponseError as refused:
-                    answer = refused
+                    answer, is_refused = refused, True
                 if connection is not self._connection:
                     return
-                if self._listener is not None and isinstance(answer, list):
-                    kind, *published = cast(list[bytes], answer)
-                    if kind == b"message":
-                        self._published_at = asyncio.get_running_loop().time()
-                        self._listener.on_published(*published)
-                        continue
+                if self._listener is not None and not is_refused and answer[0] == b"message":
+                    self._published_at = clock()
+                    self._listener.on_published(*answer[1:])
+                    continue
                 if not self._waiting:
                     raise InvalidResponse("an answer to nothing")
                 waiting, _, size = self._waiting.popleft()
@@ -301,7 +301,7 @@ class RedisLink:
                 if waiting.done():
                     # The caller was cancelled.
                     pass
-                elif isinstance(answer, ResponseError):
+                elif is_refused:
                     waiting.set_exception(answer)
                 else:
                     waiting.set_result(answer)
