@@ -54,7 +54,7 @@ def served(here: Path) -> Generator[tuple["subprocess.Popen[str]", str]]:
 
 def who(url: str) -> int:
     """The process that serves a request on a connection of its own."""
-    return int(httpx.get(f"{url}/who", timeout=WITHIN, trust_env=False).text)
+    return int(httpx.get(f"{url}/who", timeout=WITHIN, trust_env=False, verify=False).text)
 
 
 def until(condition: Callable[[], bool]) -> None:
