@@ -179,6 +179,8 @@ These changes still pass all tests near them. Most of them change nothing that a
 
 ## What is not covered
 
+* A question may be put once more after its answer, if its request ends while the store is away and
+  the answer comes in that moment. Seed 136651 shows it. It is not cured yet.
 * What a store loses that fails over. A round with such a fault is not judged by the rules of
   [what Redis may lose](redis.md#what-happens-if-something-fails), and
   [what Postgres may lose](postgres.md#what-happens-if-the-server-fails). All other rules judge it.
