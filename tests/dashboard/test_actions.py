@@ -15,9 +15,10 @@ from mcp_sessions import Conversations, SessionLayer
 from mcp_sessions.dashboard.actions import Actions
 from mcp_sessions.ids import digest
 from mcp_sessions.testing import MakeTwoStores
-from tests.dashboard.test_layer_dashboard import ACCEPT, INITIALIZE, begun, browser, call, seen
+from tests.dashboard.test_layer_dashboard import ACCEPT, begun, browser, call, seen
 from tests.stores.every_store import every_exchange
 from tests.support.modern import ModernClient
+from tests.support.serving import INITIALIZE
 from tests.support.world import world
 
 pytestmark = pytest.mark.anyio

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.dashboard.test_layer_dashboard import ACCEPT, INITIALIZE, begun
+from tests.dashboard.test_layer_dashboard import ACCEPT, begun
 from tests.serve.test_tls import Files
 from tests.support.redis_server import redis_server
-from tests.support.serving import read_lines, serving
+from tests.support.serving import INITIALIZE, read_lines, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.full, pytest.mark.timeout(180)]
 

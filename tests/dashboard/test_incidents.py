@@ -33,7 +33,6 @@ from tests.cli.test_serve_with_tokens import COMMAND, issuing, served, token
 from tests.dashboard.pages import PROCESS, made, opened, pages_of
 from tests.dashboard.test_layer_dashboard import (
     ACCEPT,
-    INITIALIZE,
     Waiting,
     begun,
     browser,
@@ -47,6 +46,7 @@ from tests.support.processes import free_port, wait_until_it_listens
 from tests.support.raw import call_params
 from tests.support.redis_server import asked, namespace, redis_server, shared_redis
 from tests.support.servers import serve
+from tests.support.serving import INITIALIZE
 
 pytestmark = pytest.mark.anyio
 

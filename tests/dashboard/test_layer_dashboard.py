@@ -33,19 +33,10 @@ from tests.support.duplex import duplex_world
 from tests.support.modern import ModernClient
 from tests.support.raw import call_params
 from tests.support.servers import serve
+from tests.support.serving import INITIALIZE
 
 pytestmark = pytest.mark.anyio
 
-INITIALIZE: dict[str, Any] = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "stock", "version": "1"},
-    },
-}
 ACCEPT = {"accept": "application/json, text/event-stream"}
 
 
