@@ -7,8 +7,6 @@ import pytest
 
 from mcp_sessions.turns import Steps, Turns
 
-pytestmark = pytest.mark.anyio
-
 
 class Many:
     """Those who come together, each with its number; who went on, turn by turn."""

@@ -34,8 +34,6 @@ from tests.support.conversations import (
     two_clients,
 )
 
-pytestmark = pytest.mark.anyio
-
 MakeStore = Callable[[], SessionStore]
 """The store as the next process has it: with everything in it."""
 

@@ -25,8 +25,6 @@ from tests.support.conversations import (
 )
 from tests.support.replicas import two_shared_stores
 
-pytestmark = pytest.mark.anyio
-
 
 async def listed(client: Any) -> list[str]:
     sessions: list[Json] = (await client.ask("session/list", {}))["sessions"]

@@ -29,8 +29,6 @@ from tests.support.conversations import (
     text_of_result,
 )
 
-pytestmark = pytest.mark.anyio
-
 INVALID_PARAMS = -32602
 INVALID_REQUEST = -32600
 NOT_FOUND = -32002

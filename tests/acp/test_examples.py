@@ -26,8 +26,6 @@ from tests.support.conversations import (
 )
 from tests.support.servers import serve
 
-pytestmark = pytest.mark.anyio
-
 CREATING = """
 {
   "jsonrpc": "2.0",

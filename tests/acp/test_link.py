@@ -29,8 +29,6 @@ from tests.support.conversations import (
     prompt,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 async def expect_still_serves(client: RawClient) -> None:
     assert await client.prompt(await client.new(), "well?") == {"stopReason": "end_turn"}

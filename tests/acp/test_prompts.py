@@ -26,8 +26,6 @@ from tests.support.conversations import (
     text_of,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 async def replay(store: KeptMemory, session_id: str) -> list[Json]:
     """The updates that another client gets, in another process."""

@@ -32,8 +32,6 @@ from tests.support.conversations import (
 )
 from tests.support.servers import RunningServer, serve
 
-pytestmark = pytest.mark.anyio
-
 COUNTER = """
 from mcp.server import MCPServer
 from mcp_sessions import SessionLayer, current_session

@@ -18,8 +18,6 @@ from tests.support.duplex import listening, websocket
 from tests.support.issuers import AUDIENCE, URL
 from tests.support.raw import SocketCarrier
 
-pytestmark = pytest.mark.anyio
-
 ACCEPTED = [("Accept", "application/json, text/event-stream"), ("Content-Type", "application/json")]
 PING = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
 

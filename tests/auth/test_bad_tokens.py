@@ -19,8 +19,6 @@ from tests.support.issuers import AUDIENCE, URL
 from tests.support.modern import BearerCarrier
 from tests.support.raw import AsgiCarrier, RawClient, in_process
 
-pytestmark = pytest.mark.anyio
-
 KEPT = 30_000
 """Bytes that 1,000 bad tokens may leave: some for counters and the log, and none for each. If those
 of one kind were kept, it would be twice as many."""

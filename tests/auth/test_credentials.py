@@ -27,7 +27,7 @@ from tests.support.raw import (
 from tests.support.virtual_time import cycles
 from tests.support.world import Clock
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("with_each_authentication")]
+pytestmark = pytest.mark.usefixtures("with_each_authentication")
 
 A, B = "note://a", "note://b"
 

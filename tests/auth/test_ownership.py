@@ -31,7 +31,7 @@ from tests.support.raw import (
 )
 from tests.support.virtual_time import VirtualTimeLoop, cycles
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("with_each_authentication")]
+pytestmark = pytest.mark.usefixtures("with_each_authentication")
 
 ALICE = Principal("client", ISSUER, "alice")
 BOB = Principal("client", ISSUER, "bob")

@@ -44,8 +44,6 @@ from tests.support.raw import (
 from tests.support.virtual_time import cycles
 from tests.support.world import Gate
 
-pytestmark = pytest.mark.anyio
-
 Kind = Literal["verifier", "provider", "open", "fastmcp verifier", "fastmcp provider", "fastmcp"]
 KINDS: tuple[Kind, ...] = (
     "verifier",

@@ -11,8 +11,6 @@ from mcp_sessions.errors import ConfigurationError
 from tests.authentication.test_key_file import BAD
 from tests.support.world import Clock
 
-pytestmark = pytest.mark.anyio
-
 
 class Keys:
     """A file of keys, a verifier over it, and its clock."""

@@ -10,8 +10,6 @@ from starlette.types import Receive, Scope, Send
 from mcp_sessions.authentication.fetching import LARGEST, FetchFailed, fetch_json, post_form
 from tests.support.duplex import listening
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def anyio_backend() -> str:

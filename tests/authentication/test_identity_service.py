@@ -10,8 +10,6 @@ import pytest
 from mcp_sessions.authentication.identity_service import AWAY, IdentityService
 from tests.support.world import Clock
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def anyio_backend() -> str:

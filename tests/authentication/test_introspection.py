@@ -21,8 +21,6 @@ from tests.support.issuers import AUDIENCE, URL
 from tests.support.virtual_time import VIRTUAL, Backend
 from tests.support.world import Clock
 
-pytestmark = pytest.mark.anyio
-
 ENDPOINT = f"{URL}/introspect"
 KEY = f"mcp_sessions_key_01234567_{'0' * 64}"
 

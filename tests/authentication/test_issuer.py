@@ -12,8 +12,6 @@ from tests.support.issuers import DOCUMENT, JWKS, URL, Json, Login, jwk
 from tests.support.virtual_time import VIRTUAL, Backend
 from tests.support.world import Clock
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def anyio_backend() -> Backend:

@@ -8,8 +8,6 @@ import pytest
 from mcp_sessions.authentication.pace import LONGEST_WAIT, RATE, Pace
 from tests.support.virtual_time import VIRTUAL, Backend
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def anyio_backend() -> Backend:

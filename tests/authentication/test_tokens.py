@@ -21,8 +21,6 @@ from tests.support.issuers import AUDIENCE, URL, Login, jwk, private_key
 from tests.support.virtual_time import VIRTUAL, Backend, VirtualTimeLoop
 from tests.support.world import Clock
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def anyio_backend() -> Backend:

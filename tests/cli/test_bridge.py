@@ -46,7 +46,6 @@ def opening(**capabilities: object) -> list[dict[str, Any]]:
     return [initialize, {"method": "notifications/initialized"}]
 
 
-@pytest.mark.anyio
 @pytest.mark.filterwarnings(DEPRECATED)
 @pytest.mark.parametrize(
     ("mode", "scheme"),
@@ -79,7 +78,6 @@ async def test_a_call_survives_the_network_under_the_bridge(mode: str, scheme: s
         assert app.stage.count("g:started") == 1
 
 
-@pytest.mark.anyio
 @pytest.mark.filterwarnings(DEPRECATED)
 async def test_the_jar_keeps_the_session_from_host_to_host(tmp_path: Path) -> None:
     with serving() as (_, _, server), anyio.fail_after(50):
@@ -95,7 +93,6 @@ async def test_the_jar_keeps_the_session_from_host_to_host(tmp_path: Path) -> No
         assert found[0] == found[1] != "none"
 
 
-@pytest.mark.anyio
 async def test_a_host_of_the_modern_era_gets_what_it_listens_for() -> None:
     """It speaks stdio, and so gives none of the headers that a listen has over HTTP."""
     with serving() as (_, layer, server), anyio.fail_after(50):
@@ -106,7 +103,6 @@ async def test_a_host_of_the_modern_era_gets_what_it_listens_for() -> None:
                 assert getattr(await anext(changes), "uri", None) == "note://1"
 
 
-@pytest.mark.anyio
 @pytest.mark.filterwarnings(DEPRECATED)
 async def test_headers_are_sent() -> None:
     with serving() as (_, _, server), anyio.fail_after(50):

@@ -29,8 +29,6 @@ from tests.support.resuming import serving
 from tests.support.scripted import OURS, Exchange, ScriptedServer, never
 from tests.support.servers import RunningServer
 
-pytestmark = pytest.mark.anyio
-
 NOTES = ("note://1", "note://2", "note://3")
 WAYS = [
     pytest.param("http", False, id="http-handshake", marks=pytest.mark.full),

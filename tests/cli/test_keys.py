@@ -171,7 +171,6 @@ def test_each_server_of_a_file_asks_for_a_key_with_the_scopes(
             assert found == [401, 403, 200]
 
 
-@pytest.mark.anyio
 async def test_a_websocket_needs_a_key(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     key = add(capsys, "ci")
     with serving(here, "--host", "0.0.0.0", "--api-keys", FILE, *COMMAND) as process:

@@ -18,7 +18,6 @@ LIMITS = ("--max-message", str(6 * MIB), "--max-answer", str(8 * MIB))
 COMMAND = ("--", sys.executable, "-S", CHILD)
 
 
-@pytest.mark.anyio
 async def test_a_large_message_passes_each_way_up_to_its_limit(tmp_path: Path) -> None:
     """A screenshot of 5 MB, over HTTP and over a WebSocket; and what is larger is named."""
     with serving(tmp_path, *LIMITS, *COMMAND) as process:

@@ -114,7 +114,6 @@ def test_a_client_is_told_how_long_its_connection_is_kept(tmp_path: Path) -> Non
         client.close()
 
 
-@pytest.mark.anyio
 async def test_so_it_is_if_another_server_serves_the_layer() -> None:
     """A plain uvicorn does not say when a connection ends."""
     async with child_world() as w, listening(w.layer_app) as port:

@@ -200,7 +200,6 @@ async def tools(url: str, browser: Browser) -> list[str]:
             return [tool.name for tool in (await client.list_tools()).tools]
 
 
-@pytest.mark.anyio
 async def test_a_stock_client_registers_and_its_user_signs_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,7 +375,6 @@ def test_each_verifier_asks_by_the_client_that_notes_failures(name: str) -> None
     assert type(verifier._http_client).__name__ == "NotingClient"
 
 
-@pytest.mark.anyio
 async def test_a_service_that_is_away_is_no_reason_to_refuse_a_token() -> None:
     """Of a provider that asks about each token, and of one that fetches keys."""
     with socket.socket() as nothing:

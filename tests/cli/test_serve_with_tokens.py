@@ -212,7 +212,6 @@ def test_without_its_credential_it_does_not_start(
     assert "--auth-introspect: set MCP_SESSIONS_INTROSPECT_CLIENT_SECRET: " in said
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("length", [8_192, 17_000, 60_000, 1_000_000])
 async def test_a_long_token_is_refused_by_every_way_in_and_the_server_continues(
     tmp_path: Path, length: int

@@ -22,8 +22,6 @@ from mcp_sessions.stores.ends_contract import end_of
 from mcp_sessions.stores.records import Peer, SessionRecord
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 
-pytestmark = pytest.mark.anyio
-
 ALICE = Principal("app", "https://issuer.example", "alice")
 HERE = ConnectionId("websocket-a@process-v1-abcdefgh12345678")
 

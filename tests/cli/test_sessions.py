@@ -25,8 +25,6 @@ from tests.support.raw import at_most, in_session
 from tests.support.redis_server import namespace, redis_store, shared_redis
 from tests.support.world import world
 
-pytestmark = pytest.mark.anyio
-
 ALICE = Principal("app", "https://issuer.example", "alice", frozenset({"read"}))
 BOB = Principal("app", "https://issuer.example", "bob\x1b[31m")
 

@@ -38,8 +38,6 @@ from tests.support.postgres_server import schema, shared_postgres
 from tests.support.processes import free_port
 from tests.support.redis_server import namespace, shared_redis
 
-pytestmark = pytest.mark.anyio
-
 ALICE = Principal("app", "https://issuer.example", "alice")
 
 MakeUrl = Callable[[Path], str]

@@ -24,8 +24,6 @@ from tests.stores.every_store import encrypted_store_over
 from tests.support.postgres_server import schema, shared_postgres
 from tests.support.redis_server import namespace, shared_redis
 
-pytestmark = pytest.mark.anyio
-
 HERE = ConnectionId("websocket-a@process-v1-abcdefgh12345678")
 
 URLS: dict[str, Callable[[Path], str]] = {

@@ -7,8 +7,6 @@ import pytest
 from mcp_sessions import metrics
 from tests.support.resuming import connected
 
-pytestmark = pytest.mark.anyio
-
 Measured = list[tuple[str, float, Mapping[str, str]]]
 
 

@@ -90,7 +90,6 @@ async def failing(client: Client, meanwhile: Callable[[], Coroutine[Any, Any, No
     return error
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("sleeps", [sleeps_by_wall, sleeps_by_boot_time])
 async def test_a_call_is_not_run_twice_by_a_machine_that_slept(
     monkeypatch: pytest.MonkeyPatch, sleeps: Callable[[pytest.MonkeyPatch, float], None]
@@ -117,7 +116,6 @@ async def test_a_call_is_not_run_twice_by_a_machine_that_slept(
                 assert text_of(await client.call_tool("echo", {})) == "s-1"
 
 
-@pytest.mark.anyio
 async def test_a_key_is_as_old_as_the_server_that_got_it_first_lets_it_become(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,13 +2,10 @@
 
 import anyio
 import fastmcp
-import pytest
 
 from mcp_sessions.fastmcp import resumable
 from tests.support.proxy import TcpProxy
 from tests.support.resuming import QUICK, app_of, serving
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_call_of_fastmcps_client_survives_a_cut_and_a_move() -> None:

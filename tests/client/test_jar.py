@@ -207,7 +207,6 @@ def client_of(server: RunningServer, jar: FileJar, mode: str, received: Received
     return Client(transport, mode=mode, message_handler=received.on_message)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("mode", MODES)
 async def test_the_next_run_continues_with_the_session(jar: FileJar, mode: str) -> None:
     with serving() as (_, layer, server):
@@ -225,7 +224,6 @@ async def test_the_next_run_continues_with_the_session(jar: FileJar, mode: str) 
                 await received.has(lambda: received.updates == ["note://1"], "what came in between")
 
 
-@pytest.mark.anyio
 async def test_a_session_that_is_gone_by_the_next_run_is_started_over(jar: FileJar) -> None:
     with serving() as (_, _, server):
         port = server.port
@@ -258,7 +256,6 @@ def remembering(folder: Path) -> SessionLayer:
     return SessionLayer(server, store=SQLiteStore(folder / "sessions.db"))
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_server_that_lost_its_keys_continues_with_the_session(
     jar: FileJar, tmp_path: Path, mode: str
@@ -290,7 +287,6 @@ async def test_a_server_that_lost_its_keys_continues_with_the_session(
     assert found is not None and found.state is not None, "the new token is kept"
 
 
-@pytest.mark.anyio
 async def test_another_server_is_not_notified_of_the_session(jar: FileJar) -> None:
     with serving() as (_, _, one), serving() as (_, _, two):
         async with client_of(one, jar, "legacy", Received()) as client:

@@ -15,8 +15,6 @@ from mcp_sessions.client.sdk import is_outcome_unknown
 from tests.support.proxy import Side
 from tests.support.resuming import Connected, connected, subscribe
 
-pytestmark = pytest.mark.anyio
-
 Scheme = Literal["http", "ws"]
 SCHEMES: tuple[Scheme, ...] = ("http", "ws")
 POSITIONS = ("before it is read", "while it runs", "after it was answered", "during the replay")

@@ -25,8 +25,6 @@ from tests.support.scripted import (
     tool_result,
 )
 
-pytestmark = pytest.mark.anyio
-
 UPDATED = "notifications/resources/updated"
 KEY = "io.github.mcp-sessions/requestKey"
 FOREIGN: dict[str, Any] = {"tools": {}, "sessions": {}}

@@ -7,8 +7,6 @@ from mcp import Client, MCPError
 
 from mcp_sessions import resumable
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_server_that_is_not_there_is_one_error_in_the_group_of_the_sdk() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:

@@ -45,7 +45,6 @@ def accepted(text: str) -> types.ElicitResult:
     return types.ElicitResult(action="accept", content={"answer": text})
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("scheme", ["http", "ws"])
 @pytest.mark.parametrize("mode", [MODERN, "legacy"])
 async def test_an_answer_reaches_its_call_after_a_cut(mode: str, scheme: str) -> None:
@@ -89,7 +88,6 @@ async def stopped_while_asked(transport: ResumableTransport, board: Board) -> No
             tasks.cancel_scope.cancel()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("scheme", ["http", "ws"])
 async def test_a_later_run_is_notified_that_a_question_is_open_and_answers_it(
     tmp_path: Path, scheme: str

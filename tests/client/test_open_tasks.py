@@ -24,8 +24,6 @@ from tests.support.asking import Answer
 from tests.support.resuming import QUICK, text_of
 from tests.support.servers import RunningServer, serve
 
-pytestmark = pytest.mark.anyio
-
 PROGRAM = """
 import sys, anyio
 from mcp import Client

@@ -28,8 +28,6 @@ from tests.support.resuming import (
 )
 from tests.support.servers import RunningServer, serve
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_one_changed_line_gives_a_session_to_every_request(mode: str) -> None:

@@ -27,8 +27,6 @@ from tests.support.proxy import Side, TcpProxy
 from tests.support.resuming import MODES, QUICK, app_of, serving, text_of
 from tests.support.servers import serve
 
-pytestmark = pytest.mark.anyio
-
 WAYS = [(mode, scheme) for mode in MODES for scheme in ("http", "ws")]
 
 PATIENT = ReconnectPolicy(backoff_base=0.05, backoff_cap=0.3, give_up_after=90)

@@ -15,8 +15,6 @@ from mcp_sessions.client_transport import resumable
 from mcp_sessions.errors import ConfigurationError
 from tests.support.resuming import MODES, QUICK, Received, text_of
 
-pytestmark = pytest.mark.anyio
-
 SERVER = """
 import os, sys
 from mcp.server import MCPServer

@@ -24,8 +24,6 @@ from tests.support.board import Board
 from tests.support.resuming import MODES, QUICK, Received, connected, text_of
 from tests.support.scripted import OURS, Exchange, ScriptedServer, tool_result
 
-pytestmark = pytest.mark.anyio
-
 Json = dict[str, Any]
 SAID: Json = {"said": "already"}
 """The result of a function that has answered itself."""

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import pytest
 from mcp import Client
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,8 +14,6 @@ from tests.support.proxy import TcpProxy
 from tests.support.resuming import Received, app_of, text_of
 from tests.support.scripted import Exchange, ScriptedServer, never
 from tests.support.servers import serve
-
-pytestmark = pytest.mark.anyio
 
 DETACHED = "notifications/sessions/detached"
 INSTANCE = "io.github.mcp-sessions/instance"

@@ -20,7 +20,7 @@ from tests.support.board import Stage
 from tests.support.resuming import QUICK, text_of
 from tests.support.scripted import OURS, Exchange, ScriptedServer, status, tool_result
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(DEPRECATED)
 
 Json = dict[str, Any]
 

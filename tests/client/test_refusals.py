@@ -32,8 +32,6 @@ from tests.support.scripted import Entry, Exchange, ScriptedServer, named, statu
 from tests.support.servers import serve
 from tests.support.world import Ctx, Toolbox
 
-pytestmark = pytest.mark.anyio
-
 QUICK = ReconnectPolicy(backoff_base=0.01, backoff_cap=0.02, give_up_after=1, closing_timeout=0.2)
 STATUSES = (
     *(400, 401, 402, 403, 405, 406, 408, 409, 410, 413, 415, 421, 422, 425, 429, 431, 451, 499),

@@ -20,8 +20,6 @@ from tests.support.scripted import EXTENSION, OURS, ScriptedServer
 from tests.support.servers import serve
 from tests.support.world import world
 
-pytestmark = pytest.mark.anyio
-
 HEADER = "mcp-session-route"
 
 

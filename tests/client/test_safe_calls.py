@@ -18,8 +18,6 @@ from mcp_sessions import (
 from tests.support.duplex import listening
 from tests.support.resuming import MODES, Received, text_of
 
-pytestmark = pytest.mark.anyio
-
 HINTS = {
     "reads": ToolAnnotations(read_only_hint=True),
     "sets": ToolAnnotations(idempotent_hint=True),

@@ -137,7 +137,6 @@ def draining(method: str) -> Any:
     return entry
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("method", ["initialize", "session/start", "tools/call"])
 async def test_a_call_that_is_asked_to_wait_is_served_at_another_address_soon(method: str) -> None:
     async with (
@@ -149,7 +148,6 @@ async def test_a_call_that_is_asked_to_wait_is_served_at_another_address_soon(me
                 assert text_of(await client.call_tool("echo", {})) == "second"
 
 
-@pytest.mark.anyio
 async def test_a_resume_that_is_asked_to_wait_is_served_at_another_address_soon() -> None:
     def refusing(exchange: Exchange) -> None:
         if exchange.headers.get("mcp-session-id") == "transport-1":
@@ -168,7 +166,6 @@ async def test_a_resume_that_is_asked_to_wait_is_served_at_another_address_soon(
         assert second.sessions == 0
 
 
-@pytest.mark.anyio
 async def test_a_server_that_says_it_drains_is_left_soon_if_there_is_another() -> None:
     """TKO11: what spreads its clients is that they do not all wait for this one."""
     async with (
@@ -185,7 +182,6 @@ async def test_a_server_that_says_it_drains_is_left_soon_if_there_is_another() -
             assert text_of(await client.call_tool("echo", {})) == "second"
 
 
-@pytest.mark.anyio
 async def test_whoever_waits_for_its_turn_goes_at_once_when_something_is_asked() -> None:
     """TKO11: a single address; its connection closed before its moment came."""
     async with ScriptedServer() as server, client_of(server) as (client, received):
@@ -228,7 +224,6 @@ class Nowhere:
     async def close(self, *, leave: bool) -> None: ...
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("session", [Session("s-1", resumable=False), None])
 async def test_a_session_is_not_taken_up_where_nobody_listens(session: Session | None) -> None:
     """Over HTTP a link is open before anything was sent; modern era, where nothing is resumed."""

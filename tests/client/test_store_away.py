@@ -16,7 +16,7 @@ from tests.support.apps import make_app
 from tests.support.resuming import MODES, QUICK, serving, text_of
 from tests.support.store_servers import StoreServer, on_each_server, store_server
 
-pytestmark = [pytest.mark.anyio, on_each_server]
+pytestmark = on_each_server
 
 SCHEMES = ("ws", "http")
 

@@ -17,8 +17,6 @@ from tests.support.apps import make_app
 from tests.support.board import Board
 from tests.support.resuming import Connected, connected
 
-pytestmark = pytest.mark.anyio
-
 Json = dict[str, Any]
 
 META: Json = {

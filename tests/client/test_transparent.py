@@ -32,7 +32,7 @@ from tests.support.resuming import MODES, QUICK, subscribe, text_of
 from tests.support.scripted import Exchange, ScriptedServer, tool_result
 from tests.support.servers import serve
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(DEPRECATED)
 
 OURS = ("io.modelcontextprotocol/session", "io.github.mcp-sessions/requestKey", "sessionEventId")
 

@@ -15,8 +15,6 @@ from mcp_sessions_conformance.runner import run
 from mcp_sessions_conformance.targets import parse_target
 from tests.support.servers import serve
 
-pytestmark = pytest.mark.anyio
-
 IMPATIENT = Limits(wait=1.0, quiet=0.05)
 
 NEEDS_NO_SESSION = {

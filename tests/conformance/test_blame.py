@@ -12,8 +12,6 @@ from mcp_sessions_conformance.values import Json
 from scripts.spec_generated import clauses
 from tests.conformance.conftest import QUICK, behind_fault_proxy, way
 
-pytestmark = pytest.mark.anyio
-
 EVERY = [*load_vectors(), *load_optional_vectors("conversations", "tasks")]
 SESSION = "io.modelcontextprotocol/session"
 

@@ -21,8 +21,6 @@ from tests.conformance.conftest import (
     way,
 )
 
-pytestmark = pytest.mark.anyio
-
 TABLE = caught_by()
 SAMPLE = 23
 """Every so many lines of the table are played in the fast run."""

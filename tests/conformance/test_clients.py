@@ -13,8 +13,6 @@ from mcp_sessions_conformance.report import client_as_json, client_as_text
 from mcp_sessions_conformance.scripted import ELEVATION, ScriptedServer, serving
 from tests.conformance.conftest import CLIENT_COMMAND
 
-pytestmark = pytest.mark.anyio
-
 DUTIES = load_duties()
 
 

@@ -14,8 +14,6 @@ from mcp_sessions_conformance.targets import Credentials, UrlWay
 from scripts.spec_generated import clauses
 from tests.conformance.conftest import QUICK, behind_fault_proxy, served, way
 
-pytestmark = pytest.mark.anyio
-
 WAYS = ("http/handshake", "http/modern", "websocket/handshake", "websocket/modern")
 CAUGHT_BY = (*conversations.CAUGHT_BY, *handles.CAUGHT_BY)
 VECTORS = {vector.id: vector for vector in load_optional_vectors("conversations")}

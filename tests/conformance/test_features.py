@@ -13,8 +13,6 @@ from mcp_sessions_conformance.targets import parse_target
 from mcp_sessions_conformance.values import EXTENSION, Json
 from tests.conformance.conftest import CREDENTIALS, behind_fault_proxy
 
-pytestmark = pytest.mark.anyio
-
 KEYED = "a-known-key-never-runs-again"
 SETTINGS = frozenset(
     {"settings-are-advertised-in-initialize", "settings-are-advertised-in-discover"}

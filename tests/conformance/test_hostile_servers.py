@@ -27,8 +27,6 @@ from mcp_sessions_conformance.runner import Outcome, Run, Selection, play_one, r
 from mcp_sessions_conformance.targets import parse_target
 from tests.conformance.conftest import way
 
-pytestmark = pytest.mark.anyio
-
 HASTY = Limits(
     wait=0.4,
     start=0.6,

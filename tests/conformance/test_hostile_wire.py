@@ -25,8 +25,6 @@ from tests.conformance.test_hostile_servers import (
     tcp,
 )
 
-pytestmark = pytest.mark.anyio
-
 TO_THE_END = Limits(wait=0.15, start=0.6, end=0.3, quiet=0.02, max_messages=300, give_up=0)
 TOKENS = Credentials("one", "other", "weak")
 SAMPLE = 19

@@ -14,8 +14,6 @@ from mcp_sessions_conformance.targets import parse_target
 from mcp_sessions_conformance.values import Json
 from tests.conformance.conftest import CREDENTIALS, behind_fault_proxy
 
-pytestmark = pytest.mark.anyio
-
 STATELESS = "the-token-is-the-state"
 DRAINING = "a-draining-server-refuses-new-requests"
 

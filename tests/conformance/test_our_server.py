@@ -15,8 +15,6 @@ from mcp_sessions_conformance.runner import Run, Selection, play_one, run, why_n
 from mcp_sessions_conformance.targets import Target, parse_target
 from tests.conformance.conftest import CREDENTIALS, STDIO_COMMAND, served, way
 
-pytestmark = pytest.mark.anyio
-
 WAYS = ("http/handshake", "http/modern", "websocket/handshake", "websocket/modern")
 PATIENT = Limits(wait=15.0)
 """A loaded machine is no fault of the server's."""

@@ -13,8 +13,6 @@ from scripts.spec_generated import clauses
 from tests.conformance.conftest import QUICK, behind_fault_proxy, way
 from tests.conformance.test_broken_servers import TABLE, WAYS
 
-pytestmark = pytest.mark.anyio
-
 PROOFS = proofs()
 SAMPLE = 23
 """Every so many are played in the fast run."""

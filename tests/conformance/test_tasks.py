@@ -10,8 +10,6 @@ from mcp_sessions_conformance.runner import play_one, why_not
 from scripts.spec_generated import clauses
 from tests.conformance.conftest import QUICK, behind_fault_proxy, way
 
-pytestmark = pytest.mark.anyio
-
 WAYS = ("http/modern", "websocket/modern")
 VECTORS = {vector.id: vector for vector in load_optional_vectors("tasks")}
 

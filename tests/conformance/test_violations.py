@@ -80,7 +80,6 @@ def test_each_liberty_applies_to_the_server_as_it_is() -> None:
         assert liberty.edited(), liberty.name
 
 
-@pytest.mark.anyio
 @pytest.mark.full
 @pytest.mark.timeout(300)
 async def test_a_sample_of_the_violations_is_caught(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,8 +25,6 @@ from mcp_sessions.dashboard.access_control import (
 )
 from mcp_sessions.principal import Principal
 
-pytestmark = pytest.mark.anyio
-
 
 @asynccontextmanager
 async def browser(guard: Guard, address: str = "127.0.0.1") -> AsyncGenerator[httpx2.AsyncClient]:

@@ -21,8 +21,6 @@ from tests.support.modern import ModernClient
 from tests.support.serving import INITIALIZE
 from tests.support.world import world
 
-pytestmark = pytest.mark.anyio
-
 OWN = {"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}
 
 

@@ -14,8 +14,6 @@ from mcp_sessions.stores.memory import MemoryStore
 from tests.dashboard.pages import made, opened, pages_of
 from tests.support.children import until
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_burst_of_pages_opens_no_more_streams_than_are_allowed(
     monkeypatch: pytest.MonkeyPatch,

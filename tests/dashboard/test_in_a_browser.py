@@ -34,7 +34,7 @@ from tests.support.servers import RunningServer, serve
 
 logger = logging.getLogger(__name__)
 
-pytestmark = [pytest.mark.anyio, pytest.mark.full, pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.redis, pytest.mark.timeout(300)]
 
 OTHERS = 10_000
 AXE = Path(__file__).with_name("axe.min.js").read_text("utf-8")

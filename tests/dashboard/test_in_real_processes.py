@@ -14,7 +14,7 @@ from tests.serve.test_tls import Files
 from tests.support.redis_server import redis_server
 from tests.support.serving import INITIALIZE, read_lines, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.full, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
 
 SERVER = "from mcp.server import MCPServer\nmcp = MCPServer('notes')\n"
 PAGE = ("server.py", "--dashboard", "/sessions")

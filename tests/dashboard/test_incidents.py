@@ -48,8 +48,6 @@ from tests.support.redis_server import asked, namespace, redis_server, shared_re
 from tests.support.servers import serve
 from tests.support.serving import INITIALIZE
 
-pytestmark = pytest.mark.anyio
-
 Process = subprocess.Popen[bytes]
 
 

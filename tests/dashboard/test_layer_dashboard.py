@@ -35,8 +35,6 @@ from tests.support.raw import call_params
 from tests.support.servers import serve
 from tests.support.serving import INITIALIZE
 
-pytestmark = pytest.mark.anyio
-
 ACCEPT = {"accept": "application/json, text/event-stream"}
 
 

@@ -14,8 +14,6 @@ from mcp_sessions.stores.memory import MemoryStore
 from tests.dashboard.pages import Pages, made, opened, pages_of
 from tests.support.persistent_clients import until
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,6 @@ from mcp_sessions.testing import MakeStore
 from tests.dashboard.pages import ALICE, Pages, attached, made, opened, pages_of
 from tests.stores.every_store import every_store
 
-pytestmark = pytest.mark.anyio
-
 STATIC = Path(__file__).parents[2] / "mcp_sessions" / "dashboard" / "static"
 SECRET = "a-secret-of-the-application"
 ALL = ("/", "/sessions", "/ended", "/replicas", "/servers", "/tasks")

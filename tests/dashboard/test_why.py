@@ -13,8 +13,6 @@ from mcp_sessions.principal import ANONYMOUS
 from tests.cli.test_session_story import ended, made, opened, run
 from tests.dashboard.pages import Pages, pages_of
 
-pytestmark = pytest.mark.anyio
-
 
 async def said_by_both(
     pages: Pages, path: Path, name: str, capsys: pytest.CaptureFixture[str]

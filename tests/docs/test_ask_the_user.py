@@ -13,8 +13,6 @@ from mcp_sessions import SessionLayer
 from tests.house.source import ROOT
 from tests.support.duplex import listening
 
-pytestmark = pytest.mark.anyio
-
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 

@@ -28,7 +28,7 @@ from tests.support.raw import (
     uris,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 KINDS = ("http", "modern", "websocket", "stdio")
 PAIRS = [(old, new) for old in KINDS for new in KINDS]

@@ -9,8 +9,6 @@ from tests.support.duplex import duplex_world
 from tests.support.modern import envelope
 from tests.support.raw import Json
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Lines:

@@ -8,8 +8,6 @@ from mcp_sessions_transports.duplex_transport import DuplexTransport
 from tests.support.duplex import DuplexWorld, WebSocketPeer, duplex_world
 from tests.support.raw import Json, at_most, keyed, text_of
 
-pytestmark = pytest.mark.anyio
-
 KINDS = pytest.mark.parametrize("kind", ["websocket", "pipe"])
 
 

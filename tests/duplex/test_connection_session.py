@@ -12,8 +12,6 @@ from tests.support.raw import SESSION, Json, call_params
 from tests.support.replicas import Backplane
 from tests.support.world import Ctx, count
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("kind", ["websocket", "stdio"])
 async def test_a_pipe_and_a_websocket_remember_as_long_as_they_are_there(kind: str) -> None:

@@ -22,8 +22,6 @@ from tests.support.modern import ModernClient
 from tests.support.raw import Json, RawClient
 from tests.support.world import world
 
-pytestmark = pytest.mark.anyio
-
 SECRET, TOOL = "file:///etc/secret", "pay"
 URIS = (
     "file:///etc/secret", "file:/etc/secret", "FILE:///etc/secret", "file:///etc\\secret",

@@ -5,8 +5,6 @@ import pytest
 from tests.support.duplex import DuplexPeer, duplex_world
 from tests.support.raw import call_params
 
-pytestmark = pytest.mark.anyio
-
 MEMBER = "claudecode/toolUseId"
 
 

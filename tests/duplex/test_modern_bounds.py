@@ -13,8 +13,6 @@ from tests.support.duplex import DuplexWorld, duplex_world
 from tests.support.modern import ModernClient, envelope
 from tests.support.raw import Json
 
-pytestmark = pytest.mark.anyio
-
 PREFIX = "io.modelcontextprotocol/"
 LARGE = "x" * 1_000
 SAYS: list[tuple[str, Json]] = [

@@ -11,8 +11,6 @@ from tests.support.modern import ModernClient
 from tests.support.raw import Json, RawClient, in_process
 from tests.support.world import Ctx
 
-pytestmark = pytest.mark.anyio
-
 META: Json = {"openai/session": "one"}
 SIGNS = ("X-Forwarded-Host", "CF-Connecting-IP", "X-Envoy-External-Address", "Fly-Client-IP")
 PLATFORMS_ID = "the-id-of-a-platform-with-33-characters"

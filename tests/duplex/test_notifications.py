@@ -12,8 +12,6 @@ import pytest
 from tests.support.duplex import DuplexWorld, duplex_world
 from tests.support.raw import Json, at_most
 
-pytestmark = pytest.mark.anyio
-
 KINDS = pytest.mark.parametrize("kind", ["websocket", "pipe"])
 
 CHANGED = "notifications/roots/list_changed"

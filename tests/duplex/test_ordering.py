@@ -11,7 +11,7 @@ from tests.support.interposed import Interposed
 from tests.support.raw import at_most, event_ids, in_session, uris
 from tests.support.world import Gate
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 KINDS = ("websocket", "stdio")
 

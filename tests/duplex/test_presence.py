@@ -5,8 +5,6 @@ import pytest
 from tests.support.children import until
 from tests.support.duplex import duplex_world
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("kind", ["websocket", "pipe"])
 async def test_a_connection_keeps_the_sessions_that_are_attached_there(kind: str) -> None:

@@ -8,8 +8,6 @@ from tests.support.raw import text_of
 from tests.support.urls import stock_server
 from tests.support.world import Toolbox, world
 
-pytestmark = pytest.mark.anyio
-
 PROGRESS = "notifications/progress"
 TOKEN = {"progressToken": "t"}
 

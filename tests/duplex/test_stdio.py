@@ -19,7 +19,7 @@ from tests.support.modern import ModernClient
 from tests.support.process_peer import ProcessPeer
 from tests.support.raw import SocketCarrier, at_most, text_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 ROOT = Path(__file__).parents[2]
 

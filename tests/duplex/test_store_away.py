@@ -11,8 +11,6 @@ from tests.support.duplex import DuplexPeer, DuplexWorld, duplex_world
 from tests.support.failing_calls import fails
 from tests.support.raw import at_most, call_params, in_session, keyed, text_of
 
-pytestmark = pytest.mark.anyio
-
 KINDS = pytest.mark.parametrize("kind", ["websocket", "pipe"])
 
 

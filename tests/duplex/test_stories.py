@@ -2,13 +2,9 @@
 
 import asyncio
 
-import pytest
-
 from mcp_sessions.core.story import read
 from mcp_sessions.ids import SessionId
 from tests.support.duplex import duplex_world
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_drop_a_resume_and_a_takeover_are_told() -> None:

@@ -9,8 +9,6 @@ from tests.support.duplex import DuplexPeer, duplex_world
 from tests.support.modern import ACKNOWLEDGED, SUBSCRIPTION_ID
 from tests.support.raw import SESSION, Json, call_params
 
-pytestmark = pytest.mark.anyio
-
 CAPABILITIES: Json = {"extensions": {"io.modelcontextprotocol/tasks": {}}, "elicitation": {}}
 CHANGED = "notifications/tasks"
 

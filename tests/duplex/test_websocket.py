@@ -41,7 +41,7 @@ from tests.support.raw import (
 )
 from tests.support.world import Gate, Toolbox
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 KINDS = ("websocket", "stdio")
 """Common behaviour is tested on both bindings."""

@@ -15,7 +15,7 @@ from tests.support.duplex import WebSocketPeer, listening, websocket
 from tests.support.identities import Guarded, guarded
 from tests.support.raw import SocketCarrier
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 
 @dataclass

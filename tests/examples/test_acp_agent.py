@@ -21,7 +21,7 @@ from acp.stdio import spawn_agent_process
 from mcp_sessions.security import mint_key
 from tests.support.conversations import WITHIN, Json
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STARTS_WITHIN = 40.0  # seconds; importing the SDK takes one or two, twice

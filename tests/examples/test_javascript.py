@@ -60,7 +60,6 @@ def server_url() -> Generator[str]:
         process.stdout.close()
 
 
-@pytest.mark.anyio
 @pytest.mark.full
 @pytest.mark.timeout(300)
 async def test_the_server_keeps_the_level_resume(

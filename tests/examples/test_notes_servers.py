@@ -20,8 +20,6 @@ from mcp_sessions import SessionLayer
 from tests.support.processes import free_port, wait_until_it_listens
 from tests.support.servers import serve
 
-pytestmark = pytest.mark.anyio
-
 ROOT = Path(__file__).resolve().parents[2]
 SERVERS = ("notes_server", "notes_server_fastmcp")
 INVALID_PARAMS = -32602

@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator
 import pytest
 from plain_client import Refused, result_of, sse_data
 
-pytestmark = pytest.mark.anyio
-
 STREAM = (
     ": a comment\r\n\r\n"
     'id: 1\r\nretry: 500\r\ndata: {"a": 1}\r\n\r\n'

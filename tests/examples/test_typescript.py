@@ -16,7 +16,7 @@ import pytest
 from mcp_sessions_conformance import entry
 from tests.interop.environments import node_project
 
-pytestmark = [pytest.mark.anyio, pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 HOME = Path(__file__).resolve().parents[2] / "examples" / "typescript"
 TOKENS = {

@@ -23,8 +23,6 @@ from tests.support.replicas import two_shared_stores
 from tests.support.virtual_time import VIRTUAL, Backend
 from tests.support.world import Ctx
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def anyio_backend() -> Backend:

@@ -16,7 +16,7 @@ from tests.support.children import CHILD, children_of, is_alive, until
 from tests.support.raw import RawClient, SocketCarrier
 from tests.support.serving import read_lines, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 SESSIONS, AT_ONCE, KILLED = 1_000, 24, 20
 CALLS = 3

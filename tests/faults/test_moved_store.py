@@ -22,7 +22,7 @@ from tests.support import apps
 from tests.support.postgres_server import schema, shared_postgres
 from tests.support.resuming import MODES, QUICK, Received
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 OTHERS = 10_000
 PATIENT = replace(QUICK, give_up_after=240)

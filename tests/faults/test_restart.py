@@ -35,10 +35,7 @@ from tests.support.raw import RawClient, SocketCarrier, at_most, in_session, uri
 from tests.support.redis_server import redis_server
 from tests.support.resuming import MODES, QUICK, Received, text_of
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.filterwarnings(apps.DEPRECATED),
-]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 ROOT = Path(__file__).parents[2]
 BOTH = [pytest.param(mode, marks=[pytest.mark.full] * (mode == "legacy")) for mode in MODES]

@@ -38,8 +38,6 @@ from mcp_sessions.http_client.body import PIECE, ResponseTooLarge, pieces, whole
 from mcp_sessions.http_client.sse_reader import MAX_RETRY, EventTooLarge, SseReader
 from mcp_sessions_transports.http.client.failures import failure_of
 
-pytestmark = pytest.mark.anyio
-
 NAMES = (
     "sessionId sessionEventId state expiresAt _meta session catchup resumed replayed reason "
     "retryAfter instance requestKeys lifetime features extensions capabilities sessions "

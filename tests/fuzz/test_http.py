@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -589,7 +588,6 @@ def test_the_corpus_is_answered() -> None:
     in_virtual_time(run)
 
 
-@pytest.mark.anyio
 async def test_the_corpus_is_answered_over_a_socket() -> None:
     """No dead connection: behind a real HTTP server each gets its response."""
     layer = SessionLayer(echo_server(), security=SessionSecurity(KEYS))

@@ -23,7 +23,6 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     metrics._counter.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.redis if "redis" in name else ()) for name in WALKS],

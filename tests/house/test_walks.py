@@ -73,7 +73,6 @@ PAGES: dict[str, str] = {
 """A heading of the page → the walk that it is about."""
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("heading", PAGES)
 async def test_a_message_goes_through_the_files_that_the_page_lists(heading: str) -> None:
     files: list[str] = []

@@ -1,12 +1,9 @@
 """What a server may have carried to and fro, by a client of ours."""
 
 import httpx2
-import pytest
 
 from mcp_sessions.http_client.cookies import BoundedJar
 from mcp_sessions.http_client.session import HttpSession
-
-pytestmark = pytest.mark.anyio
 
 
 async def kept(*answers: list[str], path: str = "/mcp") -> list[str]:

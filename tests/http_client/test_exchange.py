@@ -10,8 +10,6 @@ import pytest
 from mcp_sessions.http_client.exchange import Exchange
 from mcp_sessions.http_client.sse_reader import ReadEvent
 
-pytestmark = pytest.mark.anyio
-
 SSE: Mapping[str, str] = {"content-type": "text/event-stream"}
 
 

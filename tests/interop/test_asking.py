@@ -26,7 +26,6 @@ from tests.support.resuming import QUICK, text_of
 from tests.support.servers import serve
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.layer_only,
     pytest.mark.timeout(180),
     pytest.mark.filterwarnings(DEPRECATED),

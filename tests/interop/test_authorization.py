@@ -31,7 +31,7 @@ from tests.support.modern import BearerCarrier, ModernClient
 from tests.support.raw import SocketCarrier
 from tests.support.serving import read_lines, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.full]
+pytestmark = pytest.mark.full
 
 HOME = HERE / "server_everything"
 PROGRAM = str(HOME / "node_modules/@modelcontextprotocol/server-everything/dist/index.js")

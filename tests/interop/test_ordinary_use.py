@@ -12,7 +12,7 @@ from tests.interop.driver import Failed
 from tests.interop.harness import ALL, IN_DRIVERS, OVER_WEBSOCKET, Connect, UnderTest, clients
 from tests.support import apps
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 
 @clients(*ALL, *OVER_WEBSOCKET)

@@ -19,7 +19,7 @@ from tests.support import apps
 from tests.support.proxy import TcpProxy
 from tests.support.wire import Exchange
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 
 def _id_line(event_id: str) -> re.Pattern[bytes]:

@@ -20,7 +20,6 @@ from tests.support.redis_server import namespace, redis_store
 from tests.support.servers import RunningServer, serve
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.redis,
     pytest.mark.filterwarnings(apps.DEPRECATED),
     pytest.mark.layer_only,

@@ -21,7 +21,7 @@ from tests.interop.environments import HERE, ROOT, node_project
 from tests.support.duplex import listening
 from tests.support.serving import initialize, read_lines, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.full]
+pytestmark = pytest.mark.full
 
 HOME = HERE / "server_everything"
 PROGRAM = str(HOME / "node_modules/@modelcontextprotocol/server-everything/dist/index.js")

@@ -20,7 +20,6 @@ from tests.support import apps
 from tests.support.proxy import TcpProxy
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.layer_only,
     pytest.mark.filterwarnings(apps.DEPRECATED),
 ]

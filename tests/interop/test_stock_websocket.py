@@ -11,7 +11,7 @@ from tests.interop.harness import OVER_WEBSOCKET, Connect, clients
 from tests.support import apps
 from tests.support.proxy import ProxiedConnection, Side, TcpProxy
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 
 async def upgraded(proxy: TcpProxy) -> ProxiedConnection:

@@ -23,7 +23,6 @@ from tests.support.raw import EXTENSION, SESSION
 from tests.support.servers import RunningServer, serve
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.full,
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings(apps.DEPRECATED),

@@ -14,8 +14,6 @@ from tests.support.modern import EVENT_ID
 from tests.support.raw import SESSION, Json, RawClient, call_params, in_session
 from tests.support.world import Ctx, Toolbox, World, started_session, world
 
-pytestmark = pytest.mark.anyio
-
 
 class DraftClient:
     """What that client does, no more and no less."""

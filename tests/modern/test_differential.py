@@ -24,7 +24,6 @@ from tests.support.raw import EXTENSION, Json, call_params
 from tests.support.side_by_side import Side, bare, expect_same, wrapped
 
 pytestmark = [
-    pytest.mark.anyio,
     # `ctx.log` and its like.
     pytest.mark.filterwarnings("ignore:.*deprecated as of 2026-07-28"),
 ]

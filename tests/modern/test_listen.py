@@ -18,8 +18,6 @@ from tests.support.raw import EXTENSION, SESSION, UPDATED, Json, event_ids, in_s
 from tests.support.virtual_time import cycles
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 TOOLS_CHANGED = "notifications/tools/list_changed"
 A, B, C = "note://a", "note://b", "note://c"
 

@@ -25,8 +25,6 @@ from tests.support.raw import Json, RawClient, keyed
 from tests.support.side_by_side import Side, expect_same
 from tests.support.world import Ctx, Toolbox, World, world
 
-pytestmark = pytest.mark.anyio
-
 
 class Which(types.RequestParams):
     model_config = ConfigDict(extra="allow")

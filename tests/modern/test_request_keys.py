@@ -26,8 +26,6 @@ from tests.support.raw import (
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, Gate, Toolbox, World, world
 
-pytestmark = pytest.mark.anyio
-
 ERAS = ["handshake", "lone", "modern"]
 """The way of a request: on a transport-mode session, on a lone POST, in the modern era."""
 

@@ -12,8 +12,6 @@ from tests.support.raw import KEY, SESSION, Json, call_params
 from tests.support.side_by_side import wrapped
 from tests.support.world import Ctx, Toolbox, World, world
 
-pytestmark = pytest.mark.anyio
-
 UNKNOWN_ID = "A" * 43
 EPOCH_WIDTH = 19 + 1 + 12
 

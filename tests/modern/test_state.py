@@ -16,8 +16,6 @@ from tests.support.modern import ModernClient, Received, session_meta
 from tests.support.raw import KEY, SESSION, Json, RawClient, Sent, in_process
 from tests.support.world import Clock, Ctx, Toolbox, World, world
 
-pytestmark = pytest.mark.anyio
-
 KEYS = ["k" * 32]
 INVALID = {
     "code": -32602,

@@ -28,10 +28,7 @@ from tests.support.everything import (
 )
 from tests.support.servers import RunningServer, serve
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.filterwarnings("ignore:.*deprecated as of 2026-07-28"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated as of 2026-07-28")
 
 Mode = Literal["auto", "2026-07-28"]
 MODES: list[Mode] = ["auto", "2026-07-28"]

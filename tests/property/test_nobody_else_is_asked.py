@@ -19,7 +19,7 @@ from tests.support.duplex import DuplexWorld, duplex_world
 from tests.support.modern import ModernClient
 from tests.support.raw import Json, text_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 ELICITS: Json = {"elicitation": {}}
 CALLS = 3

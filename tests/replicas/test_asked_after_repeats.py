@@ -20,8 +20,6 @@ from tests.support.raw import SESSION, Json, RawClient, Sent, at_most, keyed, te
 from tests.support.replicas import Cluster, cluster
 from tests.support.world import Ctx
 
-pytestmark = pytest.mark.anyio
-
 ERAS = ("handshake", "modern")
 LATE: Json = {"name": "late", "arguments": {}}
 

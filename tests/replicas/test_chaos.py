@@ -35,7 +35,6 @@ from tests.support.servers import serve
 from tests.support.store_servers import on_each_server, store_server
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.full,
     pytest.mark.in_process,
     pytest.mark.on_network,

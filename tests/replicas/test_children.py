@@ -26,7 +26,7 @@ from tests.support.replicas import Cluster, cluster, lost
 from tests.support.urls import stock_url
 from tests.support.world import Toolbox
 
-pytestmark = [pytest.mark.anyio, pytest.mark.on_network]
+pytestmark = pytest.mark.on_network
 
 UNKNOWN = -31012
 

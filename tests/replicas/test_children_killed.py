@@ -18,7 +18,6 @@ from tests.support.raw import RawClient, SocketCarrier, in_session, keyed
 from tests.support.store_servers import on_each_server, store_server
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.full,
     pytest.mark.in_process,
     pytest.mark.on_network,

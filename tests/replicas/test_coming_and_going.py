@@ -18,7 +18,7 @@ from tests.support.raw import (
 from tests.support.replicas import Cluster, cluster
 from tests.support.virtual_time import cycles
 
-pytestmark = [pytest.mark.anyio, pytest.mark.in_process]
+pytestmark = pytest.mark.in_process
 
 SOON = 1.0
 SEEDS = range(6)

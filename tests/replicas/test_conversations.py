@@ -17,8 +17,6 @@ from tests.support.replicas import Cluster, cluster, user
 from tests.support.virtual_time import VirtualTimeLoop
 from tests.support.world import Ctx, World
 
-pytestmark = pytest.mark.anyio
-
 META = {"openai/session": "one"}
 
 

@@ -31,7 +31,7 @@ from tests.support.raw import (
 from tests.support.replicas import Cluster, cluster, events_are_lost, lost, numbers
 from tests.support.virtual_time import cycles
 
-pytestmark = [pytest.mark.anyio, pytest.mark.on_network]
+pytestmark = pytest.mark.on_network
 
 SOON = 2.0
 """Seconds; less than a round takes."""

@@ -17,8 +17,6 @@ from tests.support.raw import (
 from tests.support.replicas import cluster, events_are_lost, lost, numbers
 from tests.support.virtual_time import cycles
 
-pytestmark = pytest.mark.anyio
-
 SOON = 1.0
 """Seconds; less than a round takes, so what is there by then came as a message."""
 

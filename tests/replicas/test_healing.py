@@ -14,7 +14,7 @@ from tests.support.virtual_time import cycles
 
 Step = Callable[[], Coroutine[Any, Any, None]]
 
-pytestmark = [pytest.mark.anyio, pytest.mark.in_process]
+pytestmark = pytest.mark.in_process
 
 
 async def test_a_reader_that_died_does_not_end_the_rounds() -> None:

@@ -8,8 +8,6 @@ from tests.server.dispatch.stages.test_host_keys import HEADER, ON
 from tests.support.modern import ModernClient, Received
 from tests.support.replicas import Cluster, cluster, user
 
-pytestmark = pytest.mark.anyio
-
 
 async def hosts(c: Cluster, *names: str) -> list[ModernClient]:
     return [

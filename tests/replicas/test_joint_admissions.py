@@ -13,7 +13,7 @@ from tests.support.replicas import Cluster, cluster
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx
 
-pytestmark = [pytest.mark.anyio, pytest.mark.in_process]
+pytestmark = pytest.mark.in_process
 
 SOON = 1.0
 """Seconds; less than a round takes."""

@@ -11,8 +11,6 @@ from tests.support.failing_calls import fails, is_keyed
 from tests.support.raw import RawClient, at_most, keyed, text_of
 from tests.support.replicas import Cluster, cluster, lost
 
-pytestmark = pytest.mark.anyio
-
 SOON = 1.0
 """Seconds; less than a round takes."""
 

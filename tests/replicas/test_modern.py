@@ -14,8 +14,6 @@ from tests.support.replicas import Cluster, cluster, events_are_lost, lost, numb
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, Toolbox
 
-pytestmark = pytest.mark.anyio
-
 SOON = 1.0
 SEEDS = range(6)
 

@@ -18,7 +18,7 @@ from tests.support.raw import Json, RawClient, Sent, at_most, in_session
 from tests.support.replicas import Cluster, cluster
 from tests.support.world import Toolbox
 
-pytestmark = [pytest.mark.anyio, pytest.mark.in_process]
+pytestmark = pytest.mark.in_process
 
 SOON = 30.0
 WAYS = (0.0, 0.02, 0.2, 1.0)

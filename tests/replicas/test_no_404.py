@@ -10,8 +10,6 @@ import pytest
 from tests.support.raw import Json, RawClient
 from tests.support.replicas import Cluster, cluster
 
-pytestmark = pytest.mark.anyio
-
 
 async def asked(c: Cluster, number: int, client: RawClient) -> list[int | None]:
     """How a replica answers each kind of message of a stock client; a stream is left again."""

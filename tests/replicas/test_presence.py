@@ -4,8 +4,6 @@ import pytest
 
 from tests.support.replicas import cluster
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.in_process
 async def test_no_replica_ends_a_session_whose_client_is_connected_to_another() -> None:

@@ -12,7 +12,7 @@ from tests.support.raw import Json, RawClient, in_session, text_of
 from tests.support.replicas import cluster, user
 from tests.support.world import Ctx
 
-pytestmark = [pytest.mark.anyio, pytest.mark.on_network, pytest.mark.in_process]
+pytestmark = [pytest.mark.on_network, pytest.mark.in_process]
 
 YES: Json = {"action": "accept", "content": {"answer": "yes"}}
 

@@ -18,8 +18,6 @@ from tests.support.replicas import Cluster, cluster, events_are_lost, lost, user
 from tests.support.virtual_time import cycles
 from tests.support.world import count
 
-pytestmark = pytest.mark.anyio
-
 SOON = 1.0
 """Seconds; less than a round takes."""
 

@@ -12,7 +12,7 @@ from tests.support.modern import ModernClient
 from tests.support.raw import text_of
 from tests.support.replicas import Cluster, cluster
 
-pytestmark = [pytest.mark.anyio, pytest.mark.in_process]
+pytestmark = pytest.mark.in_process
 
 
 def clients(c: Cluster) -> list[ModernClient]:

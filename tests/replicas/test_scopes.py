@@ -6,8 +6,6 @@ from tests.support.raw import RawClient, Reply, at_most, uris
 from tests.support.replicas import Cluster, cluster, user
 from tests.support.virtual_time import cycles
 
-pytestmark = pytest.mark.anyio
-
 SOON = 1.0
 SEEDS = range(6)
 

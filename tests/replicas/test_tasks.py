@@ -22,7 +22,7 @@ from tests.support.replicas import Cluster, cluster
 from tests.support.virtual_time import cycles
 from tests.support.world import Toolbox
 
-pytestmark = [pytest.mark.anyio, pytest.mark.in_process]
+pytestmark = pytest.mark.in_process
 
 TASKS = TaskPolicy(always={"ask", "wait"})
 

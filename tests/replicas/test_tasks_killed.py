@@ -21,7 +21,6 @@ from tests.support.raw import Json
 from tests.support.store_servers import STORE_SERVERS, store_server
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.full,
     pytest.mark.in_process,
     pytest.mark.on_network,

@@ -20,8 +20,6 @@ from tests.support.raw import EXTENSION, RawClient, at_most, in_session, keyed, 
 from tests.support.replicas import Cluster, cluster
 from tests.support.world import Toolbox
 
-pytestmark = pytest.mark.anyio
-
 SOON = 8.0
 """Seconds of some rounds, on a machine that is busy."""
 

@@ -10,8 +10,6 @@ from starlette.types import Message, Receive, Scope, Send
 from mcp_sessions.ids import digest
 from mcp_sessions.serve.access_log import AccessLog
 
-pytestmark = pytest.mark.anyio
-
 ID = "session-abc"
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "echo"}}
 

@@ -22,7 +22,6 @@ from mcp_sessions.serve.protocols import LimitedHttp
 from mcp_sessions.serve.uvicorn_server import HttpSettings, http_config
 from mcp_sessions.server.upstream.sdk.authentication import Authentication, SdkVerifier
 
-pytestmark = pytest.mark.anyio
 WITHIN = 20
 BAD = b"GET /bad HTTP/1.1\r\nHost: x\r\n\r\n"
 GOOD = b"GET /good HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -19,7 +19,7 @@ from tests.support.modern import ModernClient
 from tests.support.raw import AsgiCarrier, RawClient, Reply, in_process
 from tests.support.world import Toolbox
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 APP = "https://app.example"
 SETTINGS = TransportSecuritySettings(

@@ -22,8 +22,6 @@ from tests.support.modern import ModernClient
 from tests.support.raw import RawClient, in_process
 from tests.support.world import Toolbox
 
-pytestmark = pytest.mark.anyio
-
 PAGE, OTHER = "https://app.example", "https://evil.example"
 
 

@@ -149,7 +149,6 @@ EARLY: dict[str, tuple[bytes, bytes]] = {
 
 
 @pytest.mark.parametrize("what", EARLY)
-@pytest.mark.anyio
 async def test_a_frame_before_the_answer_to_the_handshake_waits_for_it(
     what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,7 +184,6 @@ async def test_a_frame_before_the_answer_to_the_handshake_waits_for_it(
     assert not caplog.records
 
 
-@pytest.mark.anyio
 async def test_a_peer_that_leaves_is_noticed_while_another_request_of_it_waits() -> None:
     """Rule 1 of HTTP. Before, an event stream stood until its next comment found nobody."""
     runs, left = asyncio.Event(), asyncio.Event()
@@ -211,7 +209,6 @@ async def test_a_peer_that_leaves_is_noticed_while_another_request_of_it_waits()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")
-@pytest.mark.anyio
 async def test_the_system_ends_a_connection_whose_peer_is_gone() -> None:
     """SES14: a comment of a few bytes waits in the kernel, which would hold it for 15 minutes."""
     limits = ConnectionLimits(

@@ -16,7 +16,6 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.serve.reloading import Reloading, handle_early
 from mcp_sessions.serve.systemd import READY, VARIABLE
 
-pytestmark = pytest.mark.anyio
 WITHIN = 20
 
 

@@ -23,8 +23,6 @@ from mcp_sessions.serve import sealing_key_file
 from mcp_sessions.stores.sqlite import SQLiteStore
 from tests.support.world import Toolbox
 
-pytestmark = pytest.mark.anyio
-
 NOW = 1_000_000.0
 
 

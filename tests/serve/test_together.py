@@ -16,7 +16,6 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.serve.together import Part, Together
 from tests.support.virtual_time import VIRTUAL, Backend
 
-pytestmark = pytest.mark.anyio
 PATH = "/one/mcp"
 
 

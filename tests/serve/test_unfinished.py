@@ -150,7 +150,6 @@ def test_two_messages_of_the_largest_size_can_always_come() -> None:
     assert not one.is_dropped and not other.is_dropped
 
 
-@pytest.mark.anyio
 async def test_a_request_that_is_refused_is_answered_and_whoever_reads_it_keeps_nothing() -> None:
     """Its client learns when to come again. No part of its body is held until it is gone."""
     reads, told = asyncio.Queue[int](), asyncio.Event()

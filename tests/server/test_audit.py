@@ -19,8 +19,6 @@ from tests.support.raw import Json, at_most, in_process, in_session, keyed
 from tests.support.replicas import cluster, user
 from tests.support.world import Ctx, Toolbox, world
 
-pytestmark = pytest.mark.anyio
-
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 

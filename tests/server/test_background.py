@@ -10,8 +10,6 @@ from mcp_sessions.background import Background, give_way, stopped, watched
 from mcp_sessions.errors import StoreUnavailable
 from tests.support.virtual_time import cycles
 
-pytestmark = pytest.mark.anyio
-
 SECRET = "s3cr3t-session-id"
 
 

@@ -19,8 +19,6 @@ from tests.support.raw import EXTENSION, Json, RawClient, Reply, in_process, key
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, Gate, Toolbox, World, world
 
-pytestmark = pytest.mark.anyio
-
 KNOWS_US: Json = {"extensions": {EXTENSION: {}}}
 
 

@@ -34,8 +34,6 @@ from tests.support.redis_server import namespace, shared_redis
 from tests.support.serving import read_lines, serving
 from tests.support.world import Toolbox, world
 
-pytestmark = pytest.mark.anyio
-
 MODERN = "2026-07-28"
 HANDSHAKE = "2025-11-25"
 NOT_FOUND = -32601

@@ -8,10 +8,7 @@ from tests.support.asking import fastmcp_server
 from tests.support.modern import ModernClient
 from tests.support.world import world
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 
 
 @pytest.mark.parametrize("limit", [0, 900])

@@ -10,10 +10,7 @@ from tests.support.raw import Reply, keyed, text_of
 from tests.support.virtual_time import cycles
 from tests.support.world import World, world
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 
 
 class Steps:

@@ -22,8 +22,6 @@ from tests.support.raw import RawClient
 from tests.support.replicas import cluster
 from tests.support.world import Toolbox, world
 
-pytestmark = pytest.mark.anyio
-
 
 class Shared(MemoryStore):
     """Stands for a store that all replicas share."""

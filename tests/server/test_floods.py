@@ -16,8 +16,6 @@ from tests.support.raw import Json, RawClient, text_of
 from tests.support.virtual_time import cycles
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 OURS, THEIRS = "192.0.2.1", "2001:db8::{}"
 """One address; and addresses of one network, which is one client."""
 

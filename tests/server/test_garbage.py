@@ -16,8 +16,6 @@ from tests.support.duplex import DuplexWorld, duplex_world
 from tests.support.modern import ModernClient
 from tests.support.raw import Json
 
-pytestmark = pytest.mark.anyio
-
 CALLS = 10
 
 

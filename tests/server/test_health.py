@@ -11,8 +11,6 @@ from mcp_sessions.errors import ConfigurationError
 from tests.support.interposed import Interposed
 from tests.support.world import Gate, Toolbox
 
-pytestmark = pytest.mark.anyio
-
 
 def asking(layer: SessionLayer) -> httpx2.AsyncClient:
     application = Starlette(routes=[*layer.health_routes("/"), *layer.routes()])

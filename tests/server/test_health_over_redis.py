@@ -11,8 +11,6 @@ from tests.support.redis_server import redis_server
 from tests.support.virtual_time import Backend
 from tests.support.world import Toolbox
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def anyio_backend() -> Backend:

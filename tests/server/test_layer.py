@@ -30,7 +30,7 @@ from tests.support.raw import (
 from tests.support.virtual_time import Backend
 from tests.support.world import Toolbox, world
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(DEPRECATED)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tests.support.raw import (
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World, world
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(DEPRECATED)
 
 UNKNOWN = "unknown-" + "U" * 40
 KEY = "request-key-" + "K" * 20

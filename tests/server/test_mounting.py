@@ -14,8 +14,6 @@ from mcp_sessions import SessionLayer
 from tests.support.apps import KINDS, Kind, make_app
 from tests.support.raw import RawClient, in_process
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_application_that_mounts_it_runs_its_lifespan(kind: Kind) -> None:

@@ -23,7 +23,7 @@ from tests.support.raw import (
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World, world
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(DEPRECATED)
 
 ASKS: Json = {"elicitation": {}, "sampling": {}, "roots": {}}
 

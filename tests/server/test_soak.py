@@ -12,8 +12,6 @@ from tests.support.raw import RawClient, in_session, keyed
 from tests.support.virtual_time import cycles
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 CYCLES = 10_000
 
 

@@ -15,8 +15,6 @@ from tests.support.modern import ModernClient
 from tests.support.raw import EXTENSION, SESSION, AsgiCarrier, Json, RawClient, in_process, text_of
 from tests.support.world import Clock, Ctx
 
-pytestmark = pytest.mark.anyio
-
 FEATURES = ["create", "delete", "state"]
 
 

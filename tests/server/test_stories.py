@@ -15,8 +15,6 @@ from mcp_sessions.stores.record_changes import Tell
 from tests.support.raw import RawClient, call_params, in_session
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 
 async def story_of(w: World, session: str) -> list[Told]:
     whole = await w.layer.store.whole(SessionId(session))

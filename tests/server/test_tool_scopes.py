@@ -15,8 +15,6 @@ from tests.support.identities import Verifier, auth_settings
 from tests.support.modern import BearerCarrier, ModernClient
 from tests.support.raw import Json, RawClient, SocketCarrier, initialize_params
 
-pytestmark = pytest.mark.anyio
-
 Way = Literal["2025", "2026", "websocket", "websocket 2026"]
 Result = Callable[[str, Json], Awaitable[Json]]
 """Sends a request, and returns the result; or what the error says."""

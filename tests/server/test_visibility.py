@@ -22,8 +22,6 @@ from tests.support.replicas import cluster
 from tests.support.virtual_time import VIRTUAL
 from tests.support.world import Ctx, Toolbox, World, world
 
-pytestmark = pytest.mark.anyio
-
 Era = Literal["handshake", "modern"]
 ERAS: tuple[Era, ...] = ("handshake", "modern")
 KINDS = ("sdk", "fastmcp")

@@ -12,8 +12,6 @@ from mcp.types import ResourceUpdatedNotification, ResourceUpdatedNotificationPa
 from tests.support.modern import ModernClient
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 URI = "info://hours"
 
 

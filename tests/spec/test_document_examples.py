@@ -8,13 +8,10 @@ which JSON-RPC asks for.
 import json
 from typing import Any, cast
 
-import pytest
 from mcp.server import MCPServer
 
 from mcp_sessions import SessionLayer, current_session
 from tests.support.raw import EXTENSION, SESSION, Json, RawClient, in_process
-
-pytestmark = [pytest.mark.anyio]
 
 START = '{ "id": 1, "method": "session/start", "params": {} }'
 RESUME = """

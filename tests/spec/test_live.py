@@ -25,10 +25,7 @@ from tests.support.resuming import connected
 from tests.support.specification import faults
 from tests.support.world import Toolbox, connected_world, world
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.filterwarnings("ignore:.*(deprecated|removed) as of 2026-07-28"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*(deprecated|removed) as of 2026-07-28")
 
 DECLARED: Json = {"extensions": {EXTENSION: {}}}
 INFO = {"name": "raw", "version": "1"}

@@ -402,7 +402,6 @@ class IsMadeAnewByWhoLooks(MemoryStore):
         return await super().made(now=now or NOW)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("store", "check"),
     [
@@ -474,7 +473,6 @@ async def test_a_store_that_breaks_a_rule_fails_its_check(
         await check(store)
 
 
-@pytest.mark.anyio
 async def test_the_contract_as_a_whole_refuses_a_store_that_breaks_it() -> None:
     """``check_session_store``: what an author of a store calls."""
     with pytest.raises(AssertionError):

@@ -31,7 +31,6 @@ def every_check_of_every_store() -> Iterator[object]:
         yield from every_encrypted_store(check, name=check.__name__)
 
 
-@pytest.mark.anyio
 # Some checks take 2,000 steps of a store, one after the other.
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("make", "check"), list(every_check_of_every_store()))
@@ -46,7 +45,6 @@ def every_check_of_every_exchange() -> Iterator[object]:
         yield from every_encrypted_exchange(check, name=check.__name__)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("make_two", "check"), list(every_check_of_every_exchange()))
 async def test_an_exchange_keeps_its_contract(
     make_two: MakeTwoStores, check: Callable[[MakeTwoStores], Awaitable[None]]

@@ -40,8 +40,6 @@ from tests.support.raw import Json, keyed, text_of
 from tests.support.redis_server import namespace, redis_server, shared_redis
 from tests.support.world import Ctx, Toolbox, world
 
-pytestmark = pytest.mark.anyio
-
 OLD, NEW, OTHER = ("o" * 32, "n" * 32, "x" * 32)
 
 MakeUrl = Callable[[Path], str]

@@ -13,8 +13,6 @@ from mcp_sessions.testing import MakeStore
 from tests.stores.every_store import every_store
 from tests.stores.opening import NOW, new, opened
 
-pytestmark = pytest.mark.anyio
-
 IDLE = 100.0
 OWNER = Principal("gateway")
 

@@ -11,8 +11,6 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.testing import MakeStore
 from tests.stores.every_store import every_store
 
-pytestmark = pytest.mark.anyio
-
 KEEPER = Principal(client_id="keeper")
 HOME = SessionId("h" * 64)
 NOW = 1_800_000_000.0

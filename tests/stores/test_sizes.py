@@ -8,8 +8,6 @@ from mcp_sessions.testing import MakeStore
 from tests.stores.every_store import every_encrypted_store, every_store
 from tests.stores.opening import NOW, new, opened
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("make", [*every_store(), *every_encrypted_store()])
 async def test_a_store_knows_its_size(make: MakeStore) -> None:

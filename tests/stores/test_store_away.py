@@ -16,7 +16,7 @@ from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import Json, RawClient, Reply, call_params, in_session, keyed, text_of
 from tests.support.store_servers import StoreServer, on_each_server, store_server
 
-pytestmark = [pytest.mark.anyio, on_each_server]
+pytestmark = on_each_server
 
 
 @asynccontextmanager

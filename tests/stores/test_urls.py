@@ -61,7 +61,6 @@ def test_what_redis_py_has_a_default_for_may_be_left_out(url: str) -> None:
     assert isinstance(open_store(url), RedisStore)
 
 
-@pytest.mark.anyio
 async def test_where_nobody_answers_and_why_is_named() -> None:
     """A wrong port and a wrong name are not the same, and neither is a password."""
     with socket.socket() as no_client:

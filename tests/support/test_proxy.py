@@ -9,8 +9,6 @@ import pytest
 
 from tests.support.proxy import ProxiedConnection, Side, TcpProxy
 
-pytestmark = pytest.mark.anyio
-
 
 class Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -3,8 +3,6 @@
 A test that waits 10 seconds for a timeout is done at once, and always in the same order. A
 test that waits for what never comes fails at once, at its own `fail_after`.
 
-    pytestmark = pytest.mark.anyio
-
     @pytest.fixture
     def anyio_backend() -> Backend:
         return VIRTUAL

@@ -14,7 +14,7 @@ from mcp_sessions import ConfigurationError, SessionLayer, current_session
 from mcp_sessions.testing import connect
 from tests.support.apps import DEPRECATED
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(DEPRECATED)
 
 ERAS = ["auto", "legacy"]
 

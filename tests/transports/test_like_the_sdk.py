@@ -27,8 +27,6 @@ from tests.support.raw import (
 )
 from tests.support.world import Ctx, Toolbox
 
-pytestmark = pytest.mark.anyio
-
 SETTINGS = TransportSecuritySettings(
     allowed_hosts=["127.0.0.1:*", "exact.example"],
     allowed_origins=["http://localhost:*", "https://exact.example"],

@@ -64,7 +64,6 @@ async def sdks_verdict(
     return None if response is None else (response.status_code, bytes(response.body).decode())
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("host", [None, *SOME_HOSTS])
 async def test_whom_the_sdk_lets_in_with_a_port_comes_in(host: str | None) -> None:
     """Promised: "Host and Origin protection with the SDK's settings object"."""
@@ -174,7 +173,6 @@ def test_an_origin_is_compared_as_its_parts(entry: str, origin: str, is_allowed:
     assert verdict(OriginGuard(settings), headers_of("a", origin)) == expected
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "settings", [None, TransportSecuritySettings(enable_dns_rebinding_protection=False)]
 )

@@ -30,8 +30,6 @@ from tests.support.duplex import listening, websocket
 from tests.support.raw import RawClient, SocketCarrier
 from tests.support.world import Ctx, Toolbox
 
-pytestmark = pytest.mark.anyio
-
 KEY = {"X-Api-Key": "secret"}
 
 

@@ -25,7 +25,7 @@ from tests.support.servers import RunningServer, serve
 from tests.support.virtual_time import Backend
 from tests.support.world import Ctx, Toolbox
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
+pytestmark = pytest.mark.timeout(30)
 
 SLOW = 0.5
 """Seconds after which a reader that takes nothing is cut."""

@@ -11,8 +11,6 @@ from tests.support.interposed import Interposed
 from tests.support.raw import RawClient, Reply, Sent, call_params, in_session, text_of, uris
 from tests.support.world import Ctx, World, connected_world, world
 
-pytestmark = pytest.mark.anyio
-
 ROUND_TRIP = 0.004
 
 

@@ -38,7 +38,6 @@ from tests.support.processes import free_port, wait_until_it_listens
 from tests.support.store_servers import STORE_SERVERS, store_server
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.full,
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings(DEPRECATED),

@@ -108,7 +108,6 @@ def test_a_user_has_one_share_whatever_client_acts() -> None:
         few.opened(apart, None)
 
 
-@pytest.mark.anyio
 async def test_over_http_of_2026_the_status_says_when_to_come_back() -> None:
     """ERR6."""
     async with world(max_requests_per_principal=SELDOM) as w:
@@ -125,7 +124,6 @@ async def test_over_http_of_2026_the_status_says_when_to_come_back() -> None:
         )
 
 
-@pytest.mark.anyio
 async def test_over_http_of_2025_the_error_is_the_answer() -> None:
     """ERR6. Clients of that era end their connection at a status that they do not know."""
     async with world(max_requests_per_principal=0.2) as w:
@@ -138,7 +136,6 @@ async def test_over_http_of_2025_the_error_is_the_answer() -> None:
             await RawClient(w.carrier).initialize()
 
 
-@pytest.mark.anyio
 async def test_on_a_websocket_requests_are_refused_and_answers_arrive() -> None:
     """ERR6. The client that is at its limit still answers what it was asked."""
     async with duplex_world(max_calls_per_principal=1) as w:
@@ -152,7 +149,6 @@ async def test_on_a_websocket_requests_are_refused_and_answers_arrive() -> None:
         assert await peer.text("echo", text="free again") == "free again"
 
 
-@pytest.mark.anyio
 async def test_websockets_are_counted_by_address_without_authentication() -> None:
     async with duplex_world(max_connections_per_principal=1) as w:
         await w.websocket()

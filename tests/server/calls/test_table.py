@@ -90,7 +90,6 @@ def test_a_cancellation_reaches_those_that_are_awaited_else_the_newest() -> None
     assert calls.meant(HERE, 2) == calls.meant(ConnectionId("other"), 1) == []
 
 
-@pytest.mark.anyio
 async def test_a_call_that_does_not_run_yet_is_cancelled_with_the_one_that_it_follows() -> None:
     calls, running = Calls[Any](9), Running(is_awaited=False)
     before = opened(calls)

@@ -26,8 +26,6 @@ from mcp_sessions.server.cluster.replica_messages import (
 )
 from tests.support.virtual_time import VIRTUAL, Backend
 
-pytestmark = pytest.mark.anyio
-
 QUESTION = ClientRequest(method="roots/list", params=None)
 Message = Ask | Update | Result | Alive | Gone
 

@@ -37,8 +37,6 @@ from mcp_sessions.server.upstream.port import (
 from tests.support.children import until
 from tests.support.virtual_time import VIRTUAL
 
-pytestmark = pytest.mark.anyio
-
 THERE = "process-there"
 PROGRESS = "notifications/progress"
 KEPT_BYTES = relay._KEPT_BYTES  # pyright: ignore[reportPrivateUsage]

@@ -11,8 +11,6 @@ from tests.support.raw import Json, RawClient, Reply, event_ids, in_session, tex
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World, world
 
-pytestmark = pytest.mark.anyio
-
 
 async def replayed_after_touch(w: World) -> int:
     """Call ``touch``. How many events does a session with a subscription then get by a resume?"""

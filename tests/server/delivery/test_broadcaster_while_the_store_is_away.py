@@ -20,8 +20,6 @@ from tests.support.replicas import Backplane, SharedStore, cluster
 from tests.support.virtual_time import VIRTUAL, Backend, cycles
 from tests.support.world import Ctx, World, world
 
-pytestmark = pytest.mark.anyio
-
 URI = "a:1"
 
 

@@ -11,8 +11,6 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.server.delivery import pending_writes
 from mcp_sessions.server.delivery.pending_writes import PendingWrites, nothing
 
-pytestmark = pytest.mark.anyio
-
 
 async def fails() -> None:
     raise StoreUnavailable("away")

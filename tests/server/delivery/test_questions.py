@@ -12,7 +12,7 @@ from tests.support.raw import Json, RawClient, at_most, text_of
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(DEPRECATED)
 
 ASKS: Json = {"elicitation": {}, "roots": {}}
 

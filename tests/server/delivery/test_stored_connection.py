@@ -7,8 +7,6 @@ do are in `tests/replicas`.
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-import pytest
-
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.support.modern import ModernClient
@@ -22,8 +20,6 @@ from tests.support.raw import (
     uris,
 )
 from tests.support.world import Toolbox, World, world
-
-pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager

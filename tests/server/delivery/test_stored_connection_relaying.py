@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import pytest
-
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import (
@@ -19,8 +17,6 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.server.delivery.stored_connection import StreamRelay
 from mcp_sessions.stores.memory import MemoryStore
-
-pytestmark = pytest.mark.anyio
 
 NOW = 1_800_000_000.0
 LOG = LogEpoch("0" * 19)

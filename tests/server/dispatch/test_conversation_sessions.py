@@ -16,8 +16,6 @@ from tests.support.raw import Carrier, Json, RawClient, call_params, in_session,
 from tests.support.replicas import cluster, user
 from tests.support.world import Ctx, Toolbox, World, world
 
-pytestmark = pytest.mark.anyio
-
 Era = Literal["handshake", "modern"]
 ERAS: tuple[Era, ...] = ("handshake", "modern")
 OPENAI, HEADER = Rule("meta", "openai/session"), Rule("header", "agent-session-id")

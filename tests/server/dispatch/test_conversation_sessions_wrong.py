@@ -15,8 +15,6 @@ from mcp_sessions.server.dispatch.conversation_sessions import ConversationSessi
 from mcp_sessions.stores.memory import memory_store as memory
 from tests.server.dispatch import test_conversation_sessions as right
 
-pytestmark = pytest.mark.anyio
-
 Patch = pytest.MonkeyPatch
 Fault = Callable[[Patch], None]
 

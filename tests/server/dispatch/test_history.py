@@ -14,8 +14,6 @@ from tests.support.interposed import Interposed
 from tests.support.raw import RawClient
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 LOGGER = "mcp_sessions.server.dispatch.history"
 End = Callable[[World, RawClient, str], Awaitable[object]]
 

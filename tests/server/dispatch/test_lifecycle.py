@@ -23,8 +23,6 @@ from tests.support.raw import (
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World, world
 
-pytestmark = pytest.mark.anyio
-
 
 async def is_there(w: World, session: str) -> bool:
     """Whether the session is known to the store, looked at from the side."""

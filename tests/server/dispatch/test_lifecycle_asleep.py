@@ -15,8 +15,6 @@ from tests.support.raw import RawClient, in_session
 from tests.support.replicas import Backplane, cluster, user
 from tests.support.world import Clock, World, world
 
-pytestmark = pytest.mark.anyio
-
 HALF_AN_HOUR, DAY = 1_800, 86_400
 ON: dict[str, Any] = {"conversations": Conversations(), "forget_after": 30 * DAY}
 

@@ -1,15 +1,11 @@
 """The path of a request: one flat list, in one order, of the features that are on."""
 
-import pytest
-
 from mcp_sessions import Conversations
 from mcp_sessions.assembly import Assembly
 from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.server.dispatch.path import Path
 from mcp_sessions.stores.memory.memory_store import MemoryStore
 from tests.support.apps import make_mcpserver
-
-pytestmark = pytest.mark.anyio
 
 
 def path(

@@ -11,8 +11,6 @@ from tests.support.raw import RawClient, Reply
 from tests.support.virtual_time import cycles
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 
 async def time_passes(w: World, seconds: float) -> int:
     """The reaper goes round every five seconds; how many sessions it ended."""

@@ -12,8 +12,6 @@ from tests.support.raw import Json, RawClient, keyed
 from tests.support.virtual_time import VIRTUAL, Backend, cycles
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 SOON = 5
 T = TypeVar("T")
 

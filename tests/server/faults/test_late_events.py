@@ -20,8 +20,6 @@ from tests.support.replicas import cluster
 from tests.support.virtual_time import VIRTUAL, Backend
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 WRITES = ("append", "append_change", "relay", "attach", "detach", "change", "carry")
 URI = "note:1"
 LONG = 2 * PATIENCE + 10

@@ -17,8 +17,6 @@ from tests.support.raw import Json, RawClient, at_most, in_session, keyed, text_
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World, world
 
-pytestmark = pytest.mark.anyio
-
 
 async def session_of(w: World) -> tuple[RawClient, str]:
     """A client after its handshake, with a current session."""

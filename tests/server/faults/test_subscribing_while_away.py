@@ -9,8 +9,6 @@ from tests.support.in_memory import MemorySocket
 from tests.support.raw import keyed
 from tests.support.world import world
 
-pytestmark = pytest.mark.anyio
-
 METHODS = {"resources/subscribe": "subscribe", "resources/unsubscribe": "unsubscribe"}
 
 

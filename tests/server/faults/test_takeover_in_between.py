@@ -11,8 +11,6 @@ from tests.support.raw import EXTENSION, Json, RawClient, Reply, event_ids, in_s
 from tests.support.virtual_time import VIRTUAL, Backend
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 KNOWS_US: Json = {"extensions": {EXTENSION: {}}}
 DETACHED = "notifications/sessions/detached"
 STEPS = ("admit", "attach", "carry", "relay", "append", "drop_origin", "change", "load")

@@ -13,8 +13,6 @@ from tests.support.in_memory import MemorySocket
 from tests.support.raw import EXTENSION, Json, Reply, uris
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 DETACHED = "notifications/sessions/detached"
 DECLARED: Json = {"extensions": {EXTENSION: {}}}
 

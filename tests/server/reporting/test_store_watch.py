@@ -21,8 +21,6 @@ from tests.support.postgres_server import postgres_server
 from tests.support.redis_server import redis_server
 from tests.support.virtual_time import VIRTUAL, Backend
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def anyio_backend(request: pytest.FixtureRequest) -> Backend:

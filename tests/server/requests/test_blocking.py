@@ -20,8 +20,6 @@ from mcp_sessions.server.requests.blocking import LoopWatch
 from mcp_sessions.testing import connect
 from tests.support.virtual_time import Backend
 
-pytestmark = pytest.mark.anyio
-
 THREAD = "the watch over the event loop"
 
 

@@ -13,8 +13,6 @@ from tests.support.raw import Json, RawClient, in_process, in_session, keyed, te
 from tests.support.replicas import cluster
 from tests.support.world import Ctx, Toolbox, World, count, world
 
-pytestmark = pytest.mark.anyio
-
 
 def tool(w: World, name: str) -> Any:
     """Adds a tool to the server."""

@@ -16,9 +16,6 @@ from mcp_sessions.server.cluster.relay import Unserved
 from mcp_sessions.server.requests import joining
 from mcp_sessions.stores.records import Admitted, Peer
 
-pytestmark = pytest.mark.anyio
-
-
 FINISHED, NEVER_BEGAN, DEAD = "over", "never began", "dead"
 
 

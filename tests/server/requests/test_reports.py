@@ -9,8 +9,6 @@ import pytest
 
 from mcp_sessions.server.requests.reports import MOST, MOST_BYTES, Reports
 
-pytestmark = pytest.mark.anyio
-
 
 class Sending:
     """One sending of a request, and its reports."""

@@ -9,8 +9,6 @@ from tests.support.modern import ModernClient
 from tests.support.raw import Json, RawClient, Reply, text_of
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 TOKEN: Json = {"progressToken": "t"}
 
 

@@ -26,8 +26,6 @@ from tests.support.raw import Json
 from tests.support.replicas import cluster, lost, user
 from tests.support.world import Toolbox, world
 
-pytestmark = pytest.mark.anyio
-
 CHANGED = "notifications/tasks"
 ANSWER: Json = {"action": "accept", "content": {"answer": "me"}}
 

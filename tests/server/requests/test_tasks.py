@@ -24,8 +24,6 @@ from tests.support.modern import ModernClient
 from tests.support.raw import Json, RawClient
 from tests.support.world import Toolbox, World, world
 
-pytestmark = pytest.mark.anyio
-
 EXTENSION = "io.modelcontextprotocol/tasks"
 CAPABILITIES: Json = {"extensions": {EXTENSION: {}}, "elicitation": {}}
 SOON = TaskPolicy(after=0.01)

@@ -22,8 +22,6 @@ from tests.support.raw import Carrier, Json, RawClient, in_session
 from tests.support.replicas import cluster, user
 from tests.support.world import Ctx, World, world
 
-pytestmark = pytest.mark.anyio
-
 Era = Literal["handshake", "modern"]
 ERAS: tuple[Era, ...] = ("handshake", "modern")
 ON = Conversations(handle={"count"})

@@ -21,7 +21,7 @@ from tests.support.url_server import UrlServer
 from tests.support.urls import url_of
 from tests.support.world import Ctx, world
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 ERRORS: list[tuple[int, Any, int, Any]] = [
     (-32043, None, -32603, None),

@@ -22,7 +22,7 @@ from tests.support.raw import event_ids, in_session, keyed, text_of, uris
 from tests.support.urls import stock_server
 from tests.support.world import Ctx, Toolbox
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 SERVERS = ("python", "command", "modern command", "url")
 

@@ -9,8 +9,6 @@ import pytest
 from mcp_sessions.server.upstream.held_call import KEPT, HeldCall, RepeatedRounds, new_outcome
 from mcp_sessions.server.upstream.port import UpstreamError
 
-pytestmark = pytest.mark.anyio
-
 ANSWERS = {"q": {"action": "accept"}}
 
 

@@ -21,10 +21,7 @@ from tests.support.raw import Json, at_most, text_of
 from tests.support.world import Toolbox, World, world
 
 # The 2026 era deprecates sampling and roots. Servers that use them keep working.
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 
 ELICITS: Json = {"elicitation": {}}
 ALL: Json = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}

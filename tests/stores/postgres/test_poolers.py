@@ -20,7 +20,7 @@ from tests.support.postgres_server import schema, shared_postgres
 from tests.support.processes import free_port, wait_until_it_listens
 from tests.support.programs import system_program
 
-pytestmark = [pytest.mark.anyio, pytest.mark.postgres, pytest.mark.full, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.postgres, pytest.mark.full, pytest.mark.timeout(400)]
 
 
 @contextmanager

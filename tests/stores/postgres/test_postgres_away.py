@@ -32,7 +32,7 @@ from tests.stores.opening import NOW, POLICY, new, opened
 from tests.support.disks import full, mounted, unmount
 from tests.support.postgres_server import PostgresServer, postgres_server, postgres_store, schema
 
-pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
+pytestmark = pytest.mark.postgres
 
 TIMEOUT = 1.0
 """Seconds, where an answer does not come."""

@@ -24,7 +24,7 @@ from mcp_sessions.testing.parts import change_of
 from tests.stores.opening import NOW, new, opened
 from tests.support.postgres_server import two_postgres_stores
 
-pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
+pytestmark = pytest.mark.postgres
 
 IDLE = 100.0
 POLICY = SessionPolicy(idle_timeout=IDLE, forget_after=500.0, max_lifetime=10_000)

@@ -20,7 +20,7 @@ from mcp_sessions.stores.redis.redis_store import RedisStore, url_of_node
 from mcp_sessions.testing import check_exchange, check_session_store
 from tests.support.redis_server import RedisServer, asked
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+pytestmark = pytest.mark.redis
 
 NOW = 1_800_000_000.0
 POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000)

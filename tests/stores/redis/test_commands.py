@@ -8,8 +8,6 @@ import pytest
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.stores.redis.commands import each_of
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_calls_that_are_cancelled_before_they_begin_leave_no_warning() -> None:
     begun: list[int] = []

@@ -33,7 +33,7 @@ from mcp_sessions.testing.parts import change_of
 from tests.support.redis_server import asked, keys_of, redis_store
 from tests.support.world import world
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+pytestmark = pytest.mark.redis
 
 NOW = 1_800_000_000.0
 POLICY = SessionPolicy(idle_timeout=1_000, max_lifetime=10_000, request_key_bytes=2_000)

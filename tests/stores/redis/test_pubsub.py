@@ -17,8 +17,6 @@ from mcp_sessions.stores.redis.pubsub import RedisExchange
 from mcp_sessions.stores.redis.redis_connection import Connection, RedisLink
 from tests.support.virtual_time import VIRTUAL, Backend
 
-pytestmark = pytest.mark.anyio
-
 SESSION = SessionId("session")
 
 

@@ -9,8 +9,6 @@ import pytest
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.stores.redis.redis_connection import Connection, RedisLink, connections_to
 
-pytestmark = pytest.mark.anyio
-
 
 class FakeConnection:
     """Connects when it is let, and answers what it is asked to raise."""

@@ -11,7 +11,7 @@ from mcp_sessions.stores.redis.redis_store import RedisStore
 from tests.support.redis_server import namespace, redis_store
 from tests.support.world import connected_world, world
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+pytestmark = pytest.mark.redis
 
 LOGGER = "mcp_sessions.server.dispatch.history"
 

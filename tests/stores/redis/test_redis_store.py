@@ -59,7 +59,7 @@ from tests.support.redis_server import (
 
 ROOT = Path(__file__).parents[3]
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+pytestmark = pytest.mark.redis
 
 KEY = KeyUse(RequestKey("key"), b"digest", "process-1")
 

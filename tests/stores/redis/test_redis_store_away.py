@@ -41,7 +41,7 @@ from tests.stores.opening import NOW, new
 from tests.support.proxy import Side, TcpProxy
 from tests.support.redis_server import RedisServer, asked, link_of, redis_server, sent_by
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+pytestmark = pytest.mark.redis
 
 POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000, max_data_bytes=2**25)
 HERE, THERE = ConnectionId("here"), ConnectionId("there")

@@ -19,7 +19,7 @@ from tests.stores import opening
 from tests.stores.opening import NOW, new
 from tests.support.redis_server import redis_server, redis_store
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+pytestmark = pytest.mark.redis
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,6 @@ from mcp_sessions.stores.shared_clock import FRESH, SharedClock
 from mcp_sessions.testing.parts import subscribers_of
 from tests.support.redis_server import keys_of, namespace, shared_redis
 
-pytestmark = pytest.mark.anyio
-
 WRONG = 1_800.0
 """Seconds that a clock is ahead, or behind."""
 

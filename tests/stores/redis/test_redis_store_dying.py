@@ -25,7 +25,7 @@ from tests.support.redis_server import dies_after, keys_of, namespace, redis_sto
 
 ROOT = Path(__file__).parents[3]
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+pytestmark = pytest.mark.redis
 
 NOW = 1_800_000_000.0
 POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000, max_sessions=2, max_subscriptions=3)

@@ -19,7 +19,7 @@ from mcp_sessions.stores.redis.redis_store import RedisStore
 from mcp_sessions.testing.parts import HERE, KEY, MESSAGE, RESULT
 from tests.support.redis_server import RedisServer, redis_server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+pytestmark = pytest.mark.redis
 
 NOW = 1_800_000_000.0
 POLICY = SessionPolicy(idle_timeout=100.0, forget_after=1_000.0)

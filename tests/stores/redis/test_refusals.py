@@ -13,7 +13,7 @@ from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.redis.redis_store import RedisStore
 from tests.support.redis_server import redis_server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+pytestmark = pytest.mark.redis
 
 NOW = 1_800_000_000.0
 

@@ -25,7 +25,7 @@ from tests.stores.opening import NOW, new, opened
 from tests.support.redis_server import RedisServer, asked, namespace, redis_server
 from tests.support.sentinel_server import SERVICE, Sentinels, behind_sentinels
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.redis, pytest.mark.timeout(300)]
 
 WITHIN = 120
 """Seconds. A Sentinel whose process waited for 2 s does nothing for 30 s."""

@@ -12,8 +12,6 @@ from mcp_sessions.testing import check_session_store
 from tests.stores import every_store
 from tests.stores.sqlite.file_store import NOW, new, opened, sql
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_deadline_is_written_when_it_moved_by_a_hundredth_and_at_the_end(
     path: Path,

@@ -17,8 +17,6 @@ from mcp_sessions.stores.sqlite import served_file
 from mcp_sessions.stores.sqlite.schema import Durability
 from tests.stores.sqlite.file_store import NOW, copied, counted, new, opened, sql
 
-pytestmark = pytest.mark.anyio
-
 
 def killed(_: sqlite3.Connection, seen: object) -> None:
     """Instead of ``shut_down``: nothing was said at the end."""

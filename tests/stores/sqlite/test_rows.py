@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -198,7 +197,6 @@ def test_a_file_says_what_the_memory_says(steps: Sequence[Sequence[Any]]) -> Non
     asyncio.run(play(steps))
 
 
-@pytest.mark.anyio
 async def test_no_step_reads_through_what_others_have(path: Path) -> None:
     """What a step costs does not grow with sessions, events or keys: each statement finds its rows
     by an index.

@@ -16,8 +16,6 @@ from mcp_sessions.stores.sqlite import schema as sqlite_schema
 from mcp_sessions.stores.sqlite.schema import MIGRATIONS, VERSION, statements
 from tests.stores.sqlite.file_store import NOW, new, opened, refusal_of, sql
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("version", range(1, VERSION))
 @pytest.mark.parametrize(

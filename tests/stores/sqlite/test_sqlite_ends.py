@@ -2,12 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 from mcp_sessions.core.ends import EndReason, SessionEnd
 from tests.stores.sqlite.file_store import NOW, opened
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_an_end_outlives_the_process_and_so_does_the_time_of_the_file(path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from mcp_sessions import SessionLayer
 from mcp_sessions.core.ends import EndReason
 from mcp_sessions.ids import SessionId, digest
@@ -12,8 +10,6 @@ from mcp_sessions.stores.operator import open_for_operator
 from mcp_sessions.stores.records import SessionRecord
 from tests.support.raw import RawClient, in_process
 from tests.support.world import Toolbox
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_an_end_by_an_operator_is_remembered_if_the_server_stops_at_once(

@@ -38,7 +38,6 @@ from tests.stores.sqlite.file_store import (
     sql,
 )
 
-pytestmark = pytest.mark.anyio
 HERE = ConnectionId("here")
 
 

@@ -65,7 +65,6 @@ def killed_after(path: Path, lines: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-@pytest.mark.anyio
 async def test_what_was_acknowledged_survives_kill_9_and_nothing_is_half(tmp_path: Path) -> None:
     """CUP8: "``kill -9`` at random points, reopen, no hole below the acknowledged id"."""
     path, chance = tmp_path / "sessions.db", random.Random(6)
@@ -154,7 +153,6 @@ def check_whole(path: Path) -> None:
         connection.close()
 
 
-@pytest.mark.anyio
 async def test_who_starts_while_the_last_one_ends_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,7 +180,6 @@ async def test_who_starts_while_the_last_one_ends_waits_for_it(
         await store.close()
 
 
-@pytest.mark.anyio
 async def test_a_second_process_is_refused_by_name_until_the_first_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

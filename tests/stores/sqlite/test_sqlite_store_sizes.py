@@ -3,16 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from tests.stores.sqlite.file_store import NOW, new, opened
-
-pytestmark = pytest.mark.anyio
 
 POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000, forget_after=500)
 LATER = NOW + 100

@@ -20,8 +20,6 @@ from tests.stores.sqlite.file_store import NOW, POLICY, new, opened
 from tests.support.raw import RawClient
 from tests.support.world import world
 
-pytestmark = pytest.mark.anyio
-
 
 def deleted(path: Path) -> None:
     path.unlink()

@@ -38,8 +38,6 @@ from tests.stores.sqlite.file_store import (
     sql,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 @asynccontextmanager
 async def spoken_of(store: SQLiteStore) -> AsyncGenerator[list[tuple[str, int]]]:

@@ -10,8 +10,6 @@ from tests.support.raw import NEWEST, RawClient, call_params, text_of
 from tests.support.virtual_time import cycles
 from tests.support.world import World, connected_world, world
 
-pytestmark = pytest.mark.anyio
-
 
 class Flaky(MemoryStore):
     is_away = False

@@ -18,8 +18,6 @@ from tests.support.raw import (
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World, connected_world, world
 
-pytestmark = pytest.mark.anyio
-
 
 async def subscribed(w: World, *resources: str, **options: object) -> RawClient:
     """A client that knows nothing of us, with subscriptions of its connection."""

@@ -26,8 +26,6 @@ from tests.support.raw import (
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World, connected_world, world
 
-pytestmark = pytest.mark.anyio
-
 CHANGED = "notifications/roots/list_changed"
 SMALL_BUFFER = {"send_buffer": 10_000, "max_events": 5_000, "max_bytes": 10_000_000}
 """A reader that stalls fills it; what is emitted all fits the log."""

@@ -17,8 +17,6 @@ from tests.support.raw import (
 )
 from tests.support.world import connected_world, world
 
-pytestmark = pytest.mark.anyio
-
 UNKNOWN = "U" * 43
 NOT_FOUND: Json = {
     "jsonrpc": "2.0",

@@ -36,7 +36,6 @@ def pieces(*chunks: bytes, ends: bool = True) -> Receive:
     return receive
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "chunks",
     [
@@ -53,7 +52,6 @@ async def test_a_body_within_the_limit_is_read_whole(chunks: tuple[bytes, ...]) 
     assert await read_body(pieces(*chunks), {}, 10) == b"".join(chunks)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "chunks", [(b"abcdefghijk",), (b"abcdefghij", b"k"), (b"abcde", b"fghijk", b"")], ids=len
 )
@@ -64,7 +62,6 @@ async def test_a_body_over_the_limit_is_refused(chunks: tuple[bytes, ...]) -> No
             await read_body(pieces(*chunks), headers, 10)
 
 
-@pytest.mark.anyio
 async def test_a_body_that_declares_to_be_too_large_is_not_read() -> None:
     """The rest of it is not waited for."""
 
@@ -75,7 +72,6 @@ async def test_a_body_that_declares_to_be_too_large_is_not_read() -> None:
         await read_body(never, {b"content-length": b"11"}, 10)
 
 
-@pytest.mark.anyio
 async def test_a_body_without_end_is_refused_at_the_limit() -> None:
     """One slow client does not fill the memory."""
     read = 0
@@ -90,7 +86,6 @@ async def test_a_body_without_end_is_refused_at_the_limit() -> None:
     assert read <= 12
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("chunks", [(), (b"abc",), (b"abc", b"def")], ids=len)
 async def test_a_client_that_leaves_early_is_noticed(chunks: tuple[bytes, ...]) -> None:
     """Half a message is no message."""
@@ -147,7 +142,6 @@ def test_a_body_declares_to_be_json(value: bytes, expected: bool) -> None:
     assert not is_json({})
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 131_072, 300_000])
 async def test_a_large_answer_is_sent_in_pieces_and_others_run_in_between(size: int) -> None:
     """What one client reads is no other's wait; together it is what was to be sent."""

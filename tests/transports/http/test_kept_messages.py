@@ -19,8 +19,6 @@ from tests.support.replicas import cluster
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, Toolbox, World, world
 
-pytestmark = pytest.mark.anyio
-
 FAULTS = pytest.mark.parametrize("when", ["before", "after"])
 """The store fails before its effect, or its answer is lost."""
 

@@ -14,7 +14,7 @@ from tests.support.virtual_time import Backend
 from tests.support.world import World, world
 from tests.transports.http.test_kept_messages import adds_steps, stepping, steps_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+pytestmark = pytest.mark.redis
 
 AWAY = "writes wait until it is back"
 

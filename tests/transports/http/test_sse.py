@@ -25,8 +25,6 @@ from mcp_sessions_transports.http.sse import (
 from mcp_sessions_transports.outbox import LogFeed
 from tests.support.virtual_time import cycles
 
-pytestmark = pytest.mark.anyio
-
 HEADERS = [(b"x-test", b"1")]
 A, B = SessionId("a" * 43), SessionId("b" * 43)
 

@@ -4,12 +4,8 @@ import asyncio
 import json
 from typing import Any
 
-import pytest
-
 from tests.support.raw import at_most
 from tests.support.world import world
-
-pytestmark = pytest.mark.anyio
 
 Message = dict[str, Any]
 

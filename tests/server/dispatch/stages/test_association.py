@@ -5,8 +5,6 @@ import pytest
 from tests.support.raw import SESSION, Json, RawClient, call_params, in_session, text_of
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 UNKNOWN_ID = "A" * 43
 
 

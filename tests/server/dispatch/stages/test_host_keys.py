@@ -16,8 +16,6 @@ from tests.support.raw import Carrier, Json, RawClient, Reply, call_params
 from tests.support.replicas import user
 from tests.support.world import Toolbox, World, world
 
-pytestmark = pytest.mark.anyio
-
 Era = Literal["handshake", "modern"]
 ERAS: tuple[Era, ...] = ("handshake", "modern")
 HEADER, MEMBER = "Idempotency-Key", "claudecode/toolUseId"

@@ -19,8 +19,6 @@ from tests.support.raw import (
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World, world
 
-pytestmark = pytest.mark.anyio
-
 ASKS: Json = {"elicitation": {}}
 
 

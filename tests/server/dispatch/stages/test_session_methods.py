@@ -18,8 +18,6 @@ from tests.support.raw import (
 from tests.support.virtual_time import cycles
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 POSITION = re.compile(r"[0-9]{19}-[0-9]{12}")
 UNKNOWN_ID = "A" * 43
 

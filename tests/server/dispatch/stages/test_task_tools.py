@@ -21,8 +21,6 @@ from tests.support.raw import Json, RawClient
 from tests.support.replicas import user
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 ERAS = ["handshake", "modern"]
 NEEDS_A_TASK = {"wait", "ask", "fail", "large", "work"}
 

@@ -22,7 +22,7 @@ from tests.support.modern_server import ModernServer, modern_url
 from tests.support.raw import text_of
 from tests.support.world import World, world
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 MOSTLY_A_URL = ("url", pytest.param("command", marks=pytest.mark.full))
 """A command imports the SDK each time. By default it is the server of one test."""

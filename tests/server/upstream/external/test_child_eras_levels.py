@@ -11,8 +11,6 @@ from tests.support.children import child_world
 from tests.support.modern import LOG_LEVEL, ModernClient, Received
 from tests.support.raw import Json
 
-pytestmark = pytest.mark.anyio
-
 
 def said(messages: list[Json]) -> list[str]:
     return [m["params"]["data"] for m in messages if m.get("method") == "notifications/message"]

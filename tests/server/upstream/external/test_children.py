@@ -19,8 +19,6 @@ from tests.support.children import child_world, modern_child, until
 from tests.support.modern import ModernClient
 from tests.support.world import world
 
-pytestmark = pytest.mark.anyio
-
 
 def starts(noted: Path) -> int:
     return noted.read_text().split("\n").count("started") if noted.exists() else 0

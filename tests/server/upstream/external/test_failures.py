@@ -15,8 +15,6 @@ from mcp_sessions.server.upstream.external.starts import Failures
 from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support.children import child_world
 
-pytestmark = pytest.mark.anyio
-
 Json = dict[str, Any]
 OURS: Json = {"clientInfo": {"name": "ours"}}
 ANN, BOB = Principal("ann"), Principal("bob")

@@ -28,8 +28,6 @@ from tests.support.servers import serve
 from tests.support.virtual_time import cycles
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 CLIENT_INFO = "io.modelcontextprotocol/clientInfo"
 
 

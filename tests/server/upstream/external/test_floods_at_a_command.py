@@ -10,8 +10,6 @@ from tests.server.upstream.external.test_peer_in_rounds import QUESTION, TWO, UN
 from tests.support.children import child_world
 from tests.support.raw import text_of
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("away", [60.0, 0.0])
 async def test_a_flood_at_a_command_ends_no_call_of_another_client(

@@ -24,8 +24,6 @@ from tests.support.raw import Json, text_of
 from tests.support.urls import url_of
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 ROUNDS: Json = {"name": "rounds", "arguments": {}}
 INVALID = -32603
 KINDS = pytest.mark.parametrize("kind", ["url", pytest.param("command", marks=pytest.mark.full)])

@@ -11,8 +11,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mcp_sessions import Conversations
 from mcp_sessions.policy import TaskPolicy
 from tests.house.source import ROOT
@@ -22,8 +20,6 @@ from tests.support.modern import ModernClient, envelope
 from tests.support.raw import Json, RawClient, call_params, result_of
 from tests.support.replicas import user
 from tests.support.world import world
-
-pytestmark = pytest.mark.anyio
 
 LONG: Json = {"text": "long", "seconds": 1}
 SERVER = """

@@ -24,8 +24,6 @@ from tests.support.modern_server import ModernServer, modern_url
 from tests.support.raw import RawClient, text_of, uris
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 LISTS = "notifications/tools/list_changed"
 
 

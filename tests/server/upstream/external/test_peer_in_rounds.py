@@ -28,8 +28,6 @@ from tests.support.modern import ModernClient
 from tests.support.raw import Json, text_of
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 UNKNOWN = -31012
 ELICITS: Json = {"elicitation": {}}
 QUESTION: Json = {"name": "ask", "arguments": {"question": "how many?"}}

@@ -9,8 +9,6 @@ from tests.support.url_server import UrlServer
 from tests.support.urls import url_of
 from tests.support.world import world
 
-pytestmark = pytest.mark.anyio
-
 ABOUT = {"uri": "test://a"}
 
 

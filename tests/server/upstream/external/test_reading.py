@@ -21,8 +21,6 @@ from mcp_sessions.server.upstream.external.reading import (
 )
 from mcp_sessions.server.upstream.port import OnProgress, UpstreamCall, UpstreamError
 
-pytestmark = pytest.mark.anyio
-
 BOM = b"\xef\xbb\xbf"
 DEEP = b"[" * 100_000
 DIGITS = b"1" * 5_000

@@ -17,8 +17,6 @@ from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Slot
 from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support.virtual_time import VIRTUAL, Backend
 
-pytestmark = pytest.mark.anyio
-
 Json = dict[str, Any]
 VERSION = "2025-11-25"
 OURS: Json = {"clientInfo": {"name": "ours"}, "protocolVersion": VERSION}

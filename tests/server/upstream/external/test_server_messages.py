@@ -10,8 +10,6 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.server.upstream.external.server_messages import CHANGES, WAITING, Notifier
 from tests.support.virtual_time import VIRTUAL, Backend
 
-pytestmark = pytest.mark.anyio
-
 LOG, CHANGED = "notifications/message", "notifications/resources/updated"
 Params = Mapping[str, Any] | None
 

@@ -13,8 +13,6 @@ from mcp_sessions.server.upstream.external.server_stream import (
 from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support.virtual_time import VIRTUAL, Backend
 
-pytestmark = pytest.mark.anyio
-
 TEN_MINUTES = 600.0
 
 

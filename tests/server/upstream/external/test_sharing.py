@@ -39,8 +39,6 @@ from tests.support.url_server import UrlServer, event, result, text
 from tests.support.urls import url_of
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 
 def completes(value: str) -> Json:
     """The params of a completion; the server logs the value, and asks about it."""

@@ -16,8 +16,6 @@ from tests.support.interposed import Interposed
 from tests.support.puppets import QUESTION, PuppetCall, PuppetWorld, puppet_world, settled
 from tests.support.raw import Json, at_most, in_session, keyed, text_of
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("per", ["shared", "principal"])
 async def test_a_client_that_takes_nothing_keeps_no_answer_of_another(per: str) -> None:

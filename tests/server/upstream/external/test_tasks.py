@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.stores.memory.memory_store import MemoryStore
 from tests.server.requests.test_tasks import (
@@ -21,8 +19,6 @@ from tests.support.children import modern_child
 from tests.support.modern import ModernClient
 from tests.support.raw import Json
 from tests.support.world import world
-
-pytestmark = pytest.mark.anyio
 
 
 def servers_own(**policy: Any) -> Any:

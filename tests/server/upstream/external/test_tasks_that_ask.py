@@ -28,7 +28,7 @@ from tests.support.raw import Json
 from tests.support.replicas import user
 from tests.support.world import world
 
-pytestmark = [pytest.mark.anyio, pytest.mark.on_network, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.on_network, pytest.mark.timeout(120)]
 
 PROGRAM = """
 import asyncio

@@ -22,8 +22,6 @@ from tests.support.children import CHILD, child, child_world, children_of, is_al
 from tests.support.puppets import Puppet
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 
 def children(w: World) -> Children:
     upstream: Any = w.inside.upstream

@@ -25,8 +25,6 @@ from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
 from tests.support.raw import RawClient, in_session, initialize_params, keyed, text_of, uris
 from tests.support.world import Clock
 
-pytestmark = pytest.mark.anyio
-
 UPDATED = "notifications/resources/updated"
 
 

@@ -1,14 +1,10 @@
 """A client hears a change of a list once, whichever process of a command says it."""
 
-import pytest
-
 from tests.replicas.test_children import commands
 from tests.support.children import child_world
 from tests.support.modern import ModernClient, Received
 from tests.support.raw import Reply, in_session
 from tests.support.world import World
-
-pytestmark = pytest.mark.anyio
 
 CHANGED = "notifications/tools/list_changed"
 

@@ -46,8 +46,6 @@ from tests.support.identities import Verifier, auth_settings
 from tests.support.modern import BearerCarrier, ModernClient
 from tests.support.raw import AsgiCarrier, Carrier, RawClient, Reply, SocketCarrier, in_process
 
-pytestmark = pytest.mark.anyio
-
 METADATA = "https://server.example/.well-known/oauth-protected-resource/mcp"
 ACCEPTED = [("Accept", "application/json, text/event-stream"), ("Content-Type", "application/json")]
 

@@ -14,8 +14,6 @@ from tests.support.modern import ModernClient
 from tests.support.raw import in_session
 from tests.support.world import Ctx, World, world
 
-pytestmark = pytest.mark.anyio
-
 
 def server(kind: str) -> Any:
     """One whose tool ``own`` says ``ctx.session_id``, with all else that its context says of it."""

@@ -18,7 +18,6 @@ from mcp_sessions.server.upstream.sdk.identity_providers import (
     bounded,
 )
 
-pytestmark = pytest.mark.anyio
 FEW, MANY = int(REGISTRATIONS * BURST), int(REQUESTS * BURST)
 
 

@@ -27,8 +27,6 @@ from tests.support.modern import BearerCarrier, ModernClient
 from tests.support.raw import in_process
 from tests.support.world import Clock
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def anyio_backend() -> str:

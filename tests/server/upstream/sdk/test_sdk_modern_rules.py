@@ -22,8 +22,6 @@ from mcp_sessions.stores.records import Peer
 from tests.support.modern import MODERN, envelope, routing_headers
 from tests.support.raw import Json, call_params
 
-pytestmark = pytest.mark.anyio
-
 INFOS: list[Any] = [
     {"name": "me", "version": "1"},
     {"name": "me", "version": "2", "title": "Me"},

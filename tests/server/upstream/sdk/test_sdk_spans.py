@@ -41,7 +41,6 @@ def server() -> MCPServer:
     return made
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("era", ["handshake", "modern"])
 async def test_a_handler_is_in_the_trace_that_its_request_names_though_nothing_records(
     era: str,
@@ -55,7 +54,6 @@ async def test_a_handler_is_in_the_trace_that_its_request_names_though_nothing_r
         assert await client.text("current_trace", meta=PARENT) == passed_on()
 
 
-@pytest.mark.anyio
 async def test_a_request_of_no_trace_makes_no_span() -> None:
     called = Counter[str]()
 

@@ -26,8 +26,6 @@ from tests.support.interposed import Interposed
 from tests.support.raw import keyed
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 LOST = {"code": -32603, "message": "the session store failed during the request"}
 
 

@@ -21,8 +21,6 @@ from tests.support.children import CHILD, child_world, children_of, is_alive, un
 from tests.support.raw import Json, RawClient, initialize_params, keyed
 from tests.support.world import world
 
-pytestmark = pytest.mark.anyio
-
 CHILD_LOG = "mcp_sessions.server.upstream"
 
 TOO_LARGE = (

@@ -15,8 +15,6 @@ from tests.support.modern import LOG_LEVEL, ModernClient
 from tests.support.raw import Json, initialize_params, text_of
 from tests.support.world import world
 
-pytestmark = pytest.mark.anyio
-
 UPDATED = "notifications/resources/updated"
 
 

@@ -16,8 +16,6 @@ from tests.support.children import child, child_world
 from tests.support.raw import RawClient, initialize_params
 from tests.support.world import World
 
-pytestmark = pytest.mark.anyio
-
 
 async def client_of(w: World, subject: str) -> RawClient:
     """A client of that user, after its handshake."""

@@ -16,8 +16,6 @@ from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import RawClient, in_session
 from tests.support.world import World
 
-pytestmark = pytest.mark.anyio
-
 KEYS = SessionSecurity(["k" * 32])
 
 

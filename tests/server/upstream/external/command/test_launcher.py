@@ -13,10 +13,7 @@ from tests.server.upstream.external.test_children import starts
 from tests.support.children import CHILD, children_of, until
 from tests.support.world import World, world
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="only Linux says it"),
-]
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="only Linux says it")
 
 LAUNCHER = """#!{python} -S
 import os, subprocess, sys

@@ -11,8 +11,6 @@ from mcp_sessions.background import Background
 from mcp_sessions.server.upstream.external.child_requests import Later
 from mcp_sessions.server.upstream.external.output import CHUNK, Line, Lines, Output, TooLong
 
-pytestmark = pytest.mark.anyio
-
 LONGEST = 40
 
 

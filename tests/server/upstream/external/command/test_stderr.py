@@ -15,8 +15,6 @@ from tests.support.children import child_world, until
 from tests.support.raw import RawClient, initialize_params
 from tests.support.world import world
 
-pytestmark = pytest.mark.anyio
-
 NODE = """\
 node:internal/modules/cjs/loader:1148
   throw err;

@@ -16,8 +16,6 @@ from tests.support.children import CHILD, child, child_world, children_of, is_al
 from tests.support.raw import in_session, initialize_params
 from tests.support.world import world
 
-pytestmark = pytest.mark.anyio
-
 
 def servers() -> set[int]:
     return {pid for pid in children_of(os.getpid()) if CHILD in _command(pid) and is_alive(pid)}

@@ -2,13 +2,9 @@
 
 import asyncio
 
-import pytest
-
 from mcp_sessions.background import Background
 from mcp_sessions.server.upstream.external.url_requests import Messages
 from tests.support.puppets import settled
-
-pytestmark = pytest.mark.anyio
 
 
 class Server:

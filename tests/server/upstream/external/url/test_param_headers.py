@@ -19,7 +19,7 @@ from tests.support.modern_server import ModernServer, modern_url
 from tests.support.urls import url_of
 from tests.support.world import world
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 
 async def test_headers_repeat_what_a_request_is() -> None:

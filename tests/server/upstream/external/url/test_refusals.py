@@ -24,7 +24,7 @@ from tests.support.url_server import UrlServer
 from tests.support.urls import url_of
 from tests.support.world import world
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
+pytestmark = pytest.mark.filterwarnings(apps.DEPRECATED)
 
 UNKNOWN = -31012
 TEXTS = (

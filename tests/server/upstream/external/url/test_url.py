@@ -23,8 +23,6 @@ from tests.support.url_server import UrlServer
 from tests.support.urls import stock_url, url_of
 from tests.support.world import World, world
 
-pytestmark = pytest.mark.anyio
-
 HANDSHAKE: dict[str, Any] = initialize_params()
 UPDATED = "notifications/resources/updated"
 

@@ -18,8 +18,6 @@ from tests.support.url_server import UrlServer
 from tests.support.urls import url_of
 from tests.support.world import connected_world, world
 
-pytestmark = pytest.mark.anyio
-
 SECRET = "s3cr3t"
 Flow = Generator[httpx2.Request, httpx2.Response, None]
 UPDATED = "notifications/resources/updated"

@@ -25,8 +25,6 @@ from tests.support.url_server import UrlServer
 from tests.support.urls import url_of
 from tests.support.world import connected_world, world
 
-pytestmark = pytest.mark.anyio
-
 
 @asynccontextmanager
 async def server(kind: str) -> AsyncGenerator[ASGIApp]:
