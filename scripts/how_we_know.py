@@ -171,6 +171,8 @@ what the old session had is lost. Other programs used the machine meanwhile, so 
 * A message of a call went to a replica that had died. Until that was noticed, no message of its
   command was read. Then they came at once, and one overtook another. Now other calls wait for a
   second at most.
+* A client sent a call twice, and both responses had its question. One copy waited for the store,
+  and came after the answer. An answer takes the question back from each response of the call now.
 * Of {defects[all]} old faults that were put back, the simulation found {defects[found]}.
 
 These changes still pass all tests near them. Most of them change nothing that a caller sees:
@@ -179,8 +181,6 @@ These changes still pass all tests near them. Most of them change nothing that a
 
 ## What is not covered
 
-* A question may be put once more after its answer, if its request ends while the store is away and
-  the answer comes in that moment. Seed 136651 shows it. It is not cured yet.
 * What a store loses that fails over. A round with such a fault is not judged by the rules of
   [what Redis may lose](redis.md#what-happens-if-something-fails), and
   [what Postgres may lose](postgres.md#what-happens-if-the-server-fails). All other rules judge it.

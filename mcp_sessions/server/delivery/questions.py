@@ -53,6 +53,15 @@ def log_key_of(question_id: str) -> str:
     return f"asked {question_id}"
 
 
+def log_key_for(message: Mapping[str, Any]) -> str | None:
+    """The key of a message of a response; None: it is no question, nor the withdrawal of one."""
+    asked: object = message.get("id")
+    if message.get("method") == method_names.CANCELLED:
+        params: Mapping[str, Any] = message.get("params") or {}
+        asked = params.get("requestId")
+    return log_key_of(asked) if isinstance(asked, str) else None
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class PendingQuestion:
     principal: Principal

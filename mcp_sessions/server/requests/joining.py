@@ -39,6 +39,7 @@ from mcp_sessions.server.cluster.replica import ClusterBus
 from mcp_sessions.server.cluster.replica_messages import CancelKeyed, JoinRun
 from mcp_sessions.server.connection.connection import Inbound, WatchedChannel, unwatched
 from mcp_sessions.server.delivery.pending_writes import PATIENCE
+from mcp_sessions.server.delivery.questions import log_key_for
 from mcp_sessions.server.requests.outcome import store_error
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import RunningRequest
@@ -136,7 +137,7 @@ class _Join:
     async def pass_on(self, message: Mapping[str, Any]) -> None:
         channel, self.is_emitting = self.waiter.inbound.channel, True
         try:
-            await channel.emit(channel.encode(message))
+            await channel.emit(channel.encode(message), log_key_for(message))
         finally:
             self.is_emitting = False
 

@@ -1,7 +1,7 @@
 """Hold the questions of the running requests to their clients, until they are answered.
 
 1. A question belongs to each running request that it may be about. It stands on the response of the
-   newest of them that its client listens to.
+   newest of them that its client listens to. A request that was sent again has several responses.
 2. If its client listens to none of the responses on which it stands, it is put on another one of
    its requests: on one that the client still listens to, or else on the first one for which it
    comes back. A repeated request gets the questions of its response once more.
@@ -35,11 +35,6 @@ class Asking(Protocol):
     @property
     def is_awaited(self) -> bool: ...
 
-    @property
-    def transport(self) -> str: ...
-
-    async def emit(self, message: bytes, log_key: str) -> None: ...
-
 
 @dataclass(slots=True, eq=False)
 class _Asked:
@@ -47,11 +42,11 @@ class _Asked:
     about: list[OpenQuestions]
     """Of each running request that it may be about, the newest last."""
 
-    on: list[OpenQuestions]
-    """Of each request on whose response it stands."""
+    on: dict[Call, OpenQuestions] = field(default_factory=dict[Call, "OpenQuestions"])
+    """The sendings on whose responses it stands, each with those of its request."""
 
-    left: list[OpenQuestions] = field(default_factory=list["OpenQuestions"])
-    """Of each request that ended meanwhile, whose client has yet to read its response."""
+    left: dict[Call, OpenQuestions] = field(default_factory=dict[Call, "OpenQuestions"])
+    """Those of requests that ended meanwhile, whose client has yet to read the response."""
 
     @property
     def is_open(self) -> bool:
@@ -59,7 +54,7 @@ class _Asked:
 
     @property
     def is_heard(self) -> bool:
-        return any(each.is_heard for each in self.on)
+        return any(_is_heard(each) for each in self.on)
 
     def listener(self) -> OpenQuestions | None:
         """Return the newest that may get it, and whose client listens."""
@@ -67,8 +62,12 @@ class _Asked:
         return next(able, None)
 
     def withdraw(self, message: bytes) -> None:
-        for each in (*self.on, *self.left):
-            each.give_up(message, self.question.log_key)
+        for sending, of in (self.on | self.left).items():
+            of.give_up(sending, message, self.question.log_key)
+
+
+def _is_heard(sending: Call) -> bool:
+    return sending.inbound.channel.is_open
 
 
 class OpenQuestions:
@@ -77,7 +76,7 @@ class OpenQuestions:
     def __init__(self, request: Asking, shared: Shared) -> None:
         self._request, self._shared = request, shared
         self._open: dict[_Asked, None] = {}
-        self._sendings: set[asyncio.Future[None]] = set()
+        self._puts: set[asyncio.Future[None]] = set()
 
     async def ask(self, request: PeerRequest, about: Sequence[OpenQuestions]) -> dict[str, Any]:
         """Ask the client that waits for the request, and return its result.
@@ -90,7 +89,7 @@ class OpenQuestions:
         """
         questions = self._shared.questions
         question = questions.new(self._request.listener.inbound.principal, None, request)
-        asked = _Asked(question, list(about) or [self], [])
+        asked = _Asked(question, list(about) or [self])
         for each in asked.about:
             each._open[asked] = None
         to = asked.listener() or self
@@ -110,17 +109,13 @@ class OpenQuestions:
     async def ask_again(self) -> None:
         """Ask the client that joined last."""
         for asked in list(self._open):
-            if self in asked.on or not asked.is_heard:
+            if self in asked.on.values() or not asked.is_heard:
                 await self._put(asked)
 
-    def listening_changed(self, *, is_moved: bool = False) -> None:
-        """Put each question that its client cannot have on a response to which it listens.
-
-        Args:
-            is_moved: The request's client listens to another of its responses.
-        """
+    def listening_changed(self) -> None:
+        """Put each question that its client cannot have on a response to which it listens."""
         for asked in self._open:
-            if not asked.is_heard or (is_moved and self in asked.on):
+            if not asked.is_heard:
                 self._pass_on(asked)
 
     def _pass_on(self, asked: _Asked) -> None:
@@ -138,15 +133,16 @@ class OpenQuestions:
         if self not in asked.about:
             self._pass_on(asked)
         elif asked.is_open and self.may_get(asked):
-            if self not in asked.on:
-                asked.on.append(self)
-            sending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._sendings.add(sending)
+            sending = self._request.listener
+            asked.on[sending] = self
+            is_put: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._puts.add(is_put)
             try:
-                await self._request.emit(asked.question.message, asked.question.log_key)
+                question = asked.question
+                await sending.inbound.channel.emit(question.message, question.log_key)
             finally:
-                self._sendings.discard(sending)
-                sending.set_result(None)
+                self._puts.discard(is_put)
+                is_put.set_result(None)
 
     def end(self) -> None:
         """Leave each question to the others, or withdraw it: its request has ended."""
@@ -154,12 +150,12 @@ class OpenQuestions:
         for asked in list(self._open):
             asked.about.remove(self)
             del self._open[asked]
-            if self not in asked.on:
-                continue
-            asked.on.remove(self)
-            if not self.is_heard:
-                asked.left.append(self)
-            if asked.on:
+            own = [sending for sending, of in asked.on.items() if of is self]
+            for sending in own:
+                del asked.on[sending]
+                if not _is_heard(sending):
+                    asked.left[sending] = self
+            if asked.on or not own:
                 continue
             if any(each.may_get(asked) for each in asked.about):
                 self._leave(asked)
@@ -168,29 +164,33 @@ class OpenQuestions:
             withdrawal = asked.question.withdraw(reason) if is_over else None
             self._shared.questions.fail(asked.question, INTERNAL_ERROR, reason)
             if withdrawal is not None:
-                self._withdraw(withdrawal, asked.question.log_key)
+                for sending in own:
+                    self._withdraw(sending, withdrawal, asked.question.log_key)
 
     def _leave(self, asked: _Asked) -> None:
         connection = self._request.listener.inbound.connection
         for other in reversed(asked.about):
-            is_same = other._request.listener.inbound.connection is connection
+            sending = other._request.listener
+            is_same = sending.inbound.connection is connection
             if self.is_heard and connection is not None and is_same:
                 # Its client has it, and may well answer it.
-                asked.on.append(other)
+                asked.on[sending] = other
                 return
         self._pass_on(asked)
 
     async def sent(self, timeout: float) -> None:
         """Wait until its client has the questions and the withdrawals."""
-        if self._sendings:
-            await asyncio.wait(self._sendings, timeout=timeout)
+        if self._puts:
+            await asyncio.wait(self._puts, timeout=timeout)
 
-    def give_up(self, message: bytes, log_key: str) -> None:
+    def give_up(self, sending: Call, message: bytes, log_key: str) -> None:
         # Over HTTP its own way is gone with its answer, unless its client has yet to read that.
-        if not self._request.done or self._request.transport != "http" or not self.is_heard:
-            self._withdraw(message, log_key)
+        is_over_http = sending.inbound.transport == "http"
+        if not self._request.done or not is_over_http or not _is_heard(sending):
+            self._withdraw(sending, message, log_key)
 
-    def _withdraw(self, message: bytes, log_key: str) -> None:
-        task = self._shared.background.run(IN_BACKGROUND, self._request.emit(message, log_key))
-        self._sendings.add(task)
-        task.add_done_callback(self._sendings.discard)
+    def _withdraw(self, sending: Call, message: bytes, log_key: str) -> None:
+        emits = sending.inbound.channel.emit(message, log_key)
+        task = self._shared.background.run(IN_BACKGROUND, emits)
+        self._puts.add(task)
+        task.add_done_callback(self._puts.discard)

@@ -163,9 +163,9 @@ class RunningRequest:
         elif not self.done:
             if not self.is_awaited:
                 self._shared.detached.add(self)
-            before, _ = self.listener, self._find_listener()
+            self._find_listener()
             if self._questions is not None:
-                self._questions.listening_changed(is_moved=self.listener is not before)
+                self._questions.listening_changed()
 
     def _reopened(self) -> None:
         self._shared.detached.remove(self)
@@ -634,10 +634,9 @@ class RunningRequest:
         if not self.done:
             self.reported = self.reported or Progress()
             params = {"progressToken": token, **self.reported.still()}
+            inbound = self.listener.inbound
             # In a stream's log it replaces the one before it.
-            await self.emit(
-                self.listener.inbound.notification(method_names.PROGRESS, params), "still"
-            )
+            await inbound.channel.emit(inbound.notification(method_names.PROGRESS, params), "still")
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         inbound = self.listener.inbound
@@ -675,6 +674,3 @@ class RunningRequest:
         if self._questions is None:
             self._questions = OpenQuestions(self, self._shared)
         return self._questions
-
-    async def emit(self, message: bytes, log_key: str) -> None:
-        await self.listener.inbound.channel.emit(message, log_key)

@@ -8,7 +8,7 @@ import mcp_types as types
 import pytest
 
 from tests.support.apps import DEPRECATED
-from tests.support.raw import Json, RawClient, at_most, text_of
+from tests.support.raw import Json, RawClient, at_most, keyed, text_of
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World
 
@@ -138,6 +138,27 @@ async def test_a_client_that_comes_back_for_a_stream_is_not_asked_a_dead_questio
     await again.has(1)
     await cycles()
     assert [message["method"] for message in again.messages] == ["notifications/cancelled"]
+
+
+async def test_a_client_that_sent_its_call_again_is_not_asked_again_by_the_first_response(
+    w: World,
+) -> None:
+    """It answered on the second response. Then it reads the first one from its begin."""
+    gives_up(w, related=True)
+    client = await client_of(w, True)
+    first = client.call("impatient", meta=keyed("k")).reply
+    asked = await first.event(1)
+    await first.gone()
+    second = client.call("impatient", meta=keyed("k"))
+    question = (await second.reply.has(1))[0]
+    assert question == asked.message
+    await client.respond(question, {"action": "decline"})
+    assert text_of(await second.result()) == "gave up"
+
+    again = await client.get(first.events[0].id).started()
+    *before, answer = await again.has(2)
+    assert [message["method"] for message in before] == ["notifications/cancelled"]
+    assert text_of(answer["result"]) == "gave up"
 
 
 async def test_a_session_that_attaches_is_not_asked_what_was_given_up(w: World) -> None:
