@@ -171,7 +171,8 @@ class EventLog:
         log._count, log.size, log._events = counts.kept, counts.size, events
         log._names = names or None
         log._by_key = {event.key: number for number, event in events.items() if event.key} or None
-        log._oldest = min(events, default=counts.head + 1)
+        # Of a part, the first one may be any after the floor.
+        log._oldest = min(events, default=(counts.floor if counts.kept else counts.head) + 1)
         return log
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.core.log import LogCounts, LoggedEvent
 from mcp_sessions.core.request_keys import KeyedRequest
 from mcp_sessions.ids import RequestKey
 
@@ -79,6 +79,24 @@ class ReadEvents(NotedEvents):
         if isinstance(number, int) and any(after < number <= last for after, last in self._read):
             return False
         raise NotRead
+
+    def again(self) -> ReadEvents:
+        """The same events, for another step."""
+        return ReadEvents(self.values(), self._read)
+
+    def oldest(self, most: int, counts: LogCounts) -> ReadEvents | None:
+        """The first ones without their payloads, for the next step. None: no event was read.
+
+        Args:
+            counts: Those of the log.
+        """
+        numbers = sorted(self)[:most]
+        end = numbers[-1] if len(numbers) < len(self) else counts.head
+        read = self._read if len(self) < counts.kept else [(0, counts.head)]
+        events = (self[number] for number in numbers)
+        short = [event._replace(payload=LeftOut(len(event.payload))) for event in events]
+        known = [(after, min(last, end)) for after, last in read]
+        return ReadEvents(short, known) if short else None
 
 
 def changed_events(events: Mapping[int, LoggedEvent]) -> tuple[Iterable[int], Iterable[int]]:

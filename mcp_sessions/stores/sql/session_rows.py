@@ -62,6 +62,11 @@ COARSE = 0.01
 an index that changes with each request would make each request slower."""
 
 
+KNOWN_EVENTS = 16
+"""The oldest events of a log that a process knows of a session: in a full log each new event takes
+one out."""
+
+
 class Wanted(NamedTuple):
     """The rows that a step reads of a session, besides its own."""
 
@@ -163,6 +168,21 @@ class Found:
     answered: list[KeyRow] = field(default_factory=list[KeyRow])
     oldest: int = 0
     """How many of each were asked for."""
+
+    stream: StreamName | None = None
+    log: ReadEvents | None = None
+    """The oldest events of that log, from the step before."""
+
+    is_whole: bool = False
+    """It has no others."""
+
+    def may_do(self, wanted: Wanted) -> bool:
+        """Whether a step may begin with what the step before knew. It raises :class:`NotRead` if
+        it needs an older event that is not here.
+        """
+        knows_keys = self.is_whole and self.stream == wanted.stream
+        key = wanted.key if knows_keys else None
+        return wanted == Wanted(wanted.stream, wanted.log, key, oldest=wanted.oldest)
 
 
 class Stored(NamedTuple):
@@ -406,12 +426,13 @@ def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Wind
         its_window = window_for(record.mode, StreamName(name), window)
         # An event that somebody has may be lost. No other event may ever have its id (CUP8).
         new_epoch = LogEpoch(epoch) if is_as_it_was else log_epoch_after(LogEpoch(epoch))
-        log = read_log(
-            LogCounts(new_epoch, *counts),
-            its_window,
-            found.events if is_read else (),
-            found.read if is_read else (),
-        )
+        of_log = LogCounts(new_epoch, *counts)
+        if name == found.stream and found.log is not None:
+            log = EventLog.restored(of_log, its_window, found.log.again(), {})
+        else:
+            log = read_log(
+                of_log, its_window, found.events if is_read else (), found.read if is_read else ()
+            )
         logs[StreamName(name)] = log
         # Of an agent's log no other copy exists: its events stay, under new ids.
         stays = is_as_it_was or its_window is UNBOUNDED
@@ -562,6 +583,19 @@ def _body(
     if record.story:
         body["story"] = record.story
     return body
+
+
+def found_again(row: SessionRow, session: MemorySession, stream: StreamName | None) -> Found:
+    """What the next step may begin with: the row as it is now, and the oldest events of a log."""
+    log = session.events if stream == EVENTS else (session.streams or {}).get(stream or EVENTS)
+    if log is None:
+        return Found(row)
+    events = log.events
+    if not isinstance(events, ReadEvents):
+        # The step made it, or emptied it.
+        events = ReadEvents(events.values(), ())
+    oldest = events.oldest(KNOWN_EVENTS, log.counts)
+    return Found(row, stream=stream, log=oldest, is_whole=len(oldest or ()) == len(log))
 
 
 def new_row(session: MemorySession, line: str) -> SessionRow:

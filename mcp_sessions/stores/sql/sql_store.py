@@ -5,9 +5,10 @@ these sessions, does the step: so the rules are the same. Then one statement wri
 nobody changed the sessions meanwhile. If somebody did, nothing is written, and the step begins
 anew. No lock is held while a process thinks, and a step is two round trips.
 
-A step that needs nothing but the session's own row begins with the row that this process knows. If
-that is still the row, the step is one round trip. If not, the statement that writes nothing answers
-with the row. Whatever such a step does not write is decided from a row that was read.
+A step that needs no more than the session's own row and the oldest events of a log begins with what
+this process knows of them since its last step. If that is still the row, the step is one round
+trip. If not, the statement that writes nothing answers with the row. Whatever such a step does not
+write is decided from a row that was read.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ from mcp_sessions.stores.sql.session_rows import (
     Stored,
     Wanted,
     change_of,
+    found_again,
     keyed,
     new_row,
     owner_of,
@@ -163,7 +165,7 @@ class SqlStore(Steps):
         self._memory = Working()
         self._turns = Locks[SessionId]()
         self._creating = Locks[None]()
-        self._known = OrderedDict[SessionId, SessionRow]()
+        self._known = OrderedDict[SessionId, Found]()
         self._slept_by = float("-inf")
 
     async def open(self, policy: SessionPolicy) -> None:
@@ -225,19 +227,21 @@ class SqlStore(Steps):
     ) -> T:
         """Do a step of one session."""
         async with self._turns.of(session_id):
-            row = self._known.get(session_id) if wanted is NOTHING else None
-            is_old = row is not None
+            known = self._known.get(session_id)
+            stream = wanted.stream or (known.stream if known is not None else None)
+            known = known if known is not None and known.may_do(wanted) else None
+            is_old = known is not None
             for _ in range(TRIES):
-                found = [Found(row)] if row is not None else []
-                working, held = self._working(found, NOTHING)
-                if row is None or held[0].is_renewed:
+                working, held = self._working([known] if known is not None else [], NOTHING)
+                is_read = known is None or held[0].is_renewed
+                if is_read:
                     working, held = await self._read([session_id], wanted)
                     is_old = False
-                row = None
+                known = None
                 try:
                     result = await work(working)
                 except NotRead:
-                    wanted = wanted.more()
+                    wanted = wanted.more() if is_read else wanted
                     continue
                 except Exception:
                     if not is_old:
@@ -250,19 +254,21 @@ class SqlStore(Steps):
                     continue
                 (change,) = changes
                 is_written, row = await self._engine.write_one(change)
-                self._note(session_id, row)
+                if is_written:
+                    known = found_again(change.written(), held[0].session, stream)
+                elif row is not None and Found(row).may_do(wanted):
+                    known = Found(row)
+                self._note(session_id, known)
                 if is_written:
                     return result
-                if wanted is not NOTHING:
-                    row = None
                 is_old = False
         raise StoreUnavailable(_BUSY)
 
-    def _note(self, session_id: SessionId, row: SessionRow | None) -> None:
-        """Know a row until others were used since."""
+    def _note(self, session_id: SessionId, known: Found | None) -> None:
+        """Know a session until others were used since."""
         self._known.pop(session_id, None)
-        if row is not None:
-            self._known[session_id] = row
+        if known is not None:
+            self._known[session_id] = known
             if len(self._known) > KNOWN:
                 self._known.popitem(last=False)
 

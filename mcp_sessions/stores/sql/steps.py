@@ -34,7 +34,7 @@ from mcp_sessions.stores.memory.tables import MemorySession, Owner
 from mcp_sessions.stores.record_changes import RecordChange, Tell
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.shared_clock import SharedClock
-from mcp_sessions.stores.sql.session_rows import Wanted, owner_of
+from mcp_sessions.stores.sql.session_rows import KNOWN_EVENTS, Wanted, owner_of
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -165,7 +165,7 @@ def _origin_wants(origin: SessionId, *_: Any, stream: StreamName = GET_STREAM, *
 def append_wants(draft: Draft, *, stream: StreamName = EVENTS, **_: Any) -> Wanted:
     key = (draft.origin, draft.key) if draft.key is not None else None
     name = draft.name if draft.since is not None else None
-    return Wanted(stream=stream, log=True, key=key, name=name)
+    return Wanted(stream=stream, log=True, key=key, name=name, oldest=KNOWN_EVENTS)
 
 
 def _read_wants(

@@ -247,8 +247,8 @@ async def test_after_a_failover_no_event_id_is_used_again() -> None:
         stored = await store.append(session_id, Draft(b"{}"), now=NOW)
         assert stored is not None
         await store._link.fetch(  # pyright: ignore[reportPrivateUsage]
-            "UPDATE sessions SET body = convert_to(replace(convert_from(body, 'utf8'),"
-            " '\"line\":\"', '\"line\":\"0'), 'utf8')"
+            "UPDATE sessions SET version = version + 99, body = convert_to(replace("
+            "convert_from(body, 'utf8'), '\"line\":\"', '\"line\":\"0'), 'utf8')"
         )
         # A step that stores an event may be the first one.
         first = await store.append(third, Draft(b"{}"), now=NOW)

@@ -12,17 +12,18 @@ import pytest
 
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.states import Mode
-from mcp_sessions.ids import EVENTS, SessionId, StreamName
+from mcp_sessions.ids import EVENTS, Position, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.contract import StateConflict
+from mcp_sessions.stores.contract import SessionStore, StateConflict
+from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.postgres import PostgresStore
 from mcp_sessions.stores.record_changes import SetLogLevel
 from mcp_sessions.stores.records import Attachment
 from mcp_sessions.stores.sql.session_rows import text_bytes
 from mcp_sessions.testing.parts import change_of
 from tests.stores.opening import NOW, new, opened
-from tests.support.postgres_server import two_postgres_stores
+from tests.support.postgres_server import postgres_store, two_postgres_stores
 
 pytestmark = pytest.mark.postgres
 
@@ -273,6 +274,70 @@ async def test_a_step_is_two_statements_and_one_for_who_wrote_the_session_last()
         assert record is not None and set(record.state.values) == set("abcdef")
 
 
+@pytest.mark.parametrize("key", [None, "key"])
+async def test_an_event_is_one_statement_for_who_wrote_the_log_last(key: str | None) -> None:
+    """EVT7. If another process wrote it since, no number is used twice."""
+    async with two() as (here, there):
+        session_id = await new(here)
+        assert await there.load(session_id, now=NOW) is not None
+
+        async def appends(store: PostgresStore, number: int) -> int:
+            sent = statements(store)
+            appended = await store.append(session_id, Draft(b"{}", key=key), now=NOW)
+            assert appended is not None and appended.event.number == number
+            assert appended.replaced is (key is not None and number > 1)
+            return len(sent)
+
+        assert [await appends(here, 1), await appends(here, 2)] == [2, 1]
+        assert [await appends(there, 3), await appends(there, 4)] == [2, 1]
+        # Its first statement writes nothing. The row that it brings does not have the events.
+        assert [await appends(here, 5), await appends(here, 6)] == [3, 1]
+        assert await events_of(here) == (1 if key is not None else 6)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        SessionPolicy(max_events=40),
+        SessionPolicy(max_events=3),
+        SessionPolicy(max_bytes=60),
+        SessionPolicy(max_age=7),
+    ],
+    ids=["many", "few", "small", "short"],
+)
+async def test_a_log_that_is_known_in_part_loses_what_a_whole_one_does(
+    policy: SessionPolicy,
+) -> None:
+    """CUP8. The same events are appended to a log in memory. In between, other
+    steps write the session.
+    """
+    memory, store = MemoryStore(), postgres_store()
+    async with opened(memory, policy), opened(store, policy):
+        ids = [await new(each) for each in (memory, store)]
+
+        async def kept(each: SessionStore, session_id: SessionId, after: int) -> object:
+            head = await each.head(session_id)
+            assert head is not None
+            position = Position(head.log_epoch, after).event_id()
+            events, refusal = await each.read(session_id, position, now=NOW + after)
+            return [(event.number, event.payload, event.at) for event in events], refusal
+
+        sent = statements(store)
+        for number in range(1, 101):
+            draft = Draft(b"%d" % number, key=f"k{number % 11}" if number % 4 == 0 else None)
+            for each, session_id in zip((memory, store), ids, strict=True):
+                if number % 5 == 0:
+                    await each.change_state(session_id, {"a": number}, ())
+                assert await each.append(session_id, draft, now=NOW + number) is not None
+        assert len(sent) < 180
+        for after in range(101):
+            here, there = [
+                await kept(each, session_id, after)
+                for each, session_id in zip((memory, store), ids, strict=True)
+            ]
+            assert here == there
+
+
 async def test_what_a_step_does_not_write_is_decided_from_a_row_that_was_read() -> None:
     """Another process changed it, and this one knows the row before."""
     async with two() as (here, there):
@@ -294,7 +359,7 @@ async def test_a_row_of_another_line_is_not_written_over() -> None:
         assert await here.change_state(session_id, {"here": 1}, ()) is not None
         known = here._known[session_id]  # pyright: ignore[reportPrivateUsage]
         assert await there.change_state(session_id, {"there": 1}, ()) is not None
-        old = known._replace(line="0" + known.line, version=known.version + 1)
-        here._known[session_id] = old  # pyright: ignore[reportPrivateUsage]
+        row = known.row
+        known.row = row._replace(line="0" + row.line, version=row.version + 1)
         record = await here.change_state(session_id, {"later": 1}, ())
         assert record is not None and set(record.state.values) == {"here", "there", "later"}
