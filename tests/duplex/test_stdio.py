@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import connect
 
+from mcp_sessions_transports.stdio.stdio_server import lines
 from tests.support import apps
 from tests.support.duplex import DECLARED, ELICITS, WITHIN, websocket
 from tests.support.modern import ModernClient
@@ -69,6 +70,20 @@ async def test_nothing_but_protocol_is_on_standard_output(one_socket: bool) -> N
         await peer.leave()
         assert await peer.exit() == 0
         assert all(message["jsonrpc"] == "2.0" for message in peer.messages)
+
+
+async def test_an_input_that_is_reset_has_ended() -> None:
+    """STD4: a host that dies with an answer unread resets the socket. The thread that reads died
+    of it, and the server, with all its sessions, waited for ever.
+    """
+    host, ours = socket.socketpair()
+    with ours, ours.makefile("rb", buffering=0) as wire_in:
+        ours.sendall(b"an answer\n")
+        host.sendall(b"{}\n")
+        async with lines(wire_in, limit=100) as received:
+            assert await at_most(WITHIN, received.get()) == b"{}\n"
+            host.close()
+            assert await at_most(WITHIN, received.get()) is None
 
 
 async def test_the_end_of_input_answers_what_runs_and_exits_0() -> None:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from mcp_sessions.stores.exchange import LIVENESS
 from tests.support.raw import (
     Json,
     RawClient,
@@ -363,6 +364,28 @@ async def test_a_response_stream_whose_runner_died_is_answered() -> None:
         c.kill(0)
         again = c.at(1, client).get(position)
         answer = await at_most(15, again.answer(sent.id))
+        await at_most(SOON, again.done())
+
+        assert answer["error"]["code"] == -31012
+        assert [m["params"]["progress"] for m in again.messages[:-1]] == [1]
+
+
+@pytest.mark.in_process
+@pytest.mark.parametrize("seed", range(12))
+async def test_what_a_dead_runner_sent_is_given_once(seed: int) -> None:
+    """HTL10, "the rest of that stream": its death is known when the client comes back. One task reads the
+    stream and another ends it. The second one sent again what the first had sent.
+    """
+    async with cluster(2, seed=seed) as c:
+        client = await c[0].connected()
+        sent = client.call("progress", steps=2, gate="g", meta={"progressToken": 1})
+        position = (await sent.reply.event(0)).id
+        await c[0].box.gate("g").started.wait()
+        sent.reply.leave()
+        c.kill(0)
+        await asyncio.sleep(LIVENESS + 1)
+        again = c.at(1, client).get(position)
+        answer = await at_most(SOON, again.answer(sent.id))
         await at_most(SOON, again.done())
 
         assert answer["error"]["code"] == -31012

@@ -116,7 +116,9 @@ class RemoteResponse:
                     elif any(self._is_answer(event) for event in events):
                         feed.check_position(None)
                     else:
-                        await self._give_up(events)
+                        # Its reader may have sent some of them since.
+                        last = feed.last
+                        self._give_up([each for each in events if each.event_id > last])
                     return
                 until = loop.time() + PATIENCE
             except StoreUnavailable:
@@ -125,7 +127,7 @@ class RemoteResponse:
                     self.stream.cut()
             await asyncio.sleep(_ASK_EVERY)
 
-    async def _give_up(self, events: Sequence[LoggedEvent]) -> None:
+    def _give_up(self, events: Sequence[LoggedEvent]) -> None:
         for event in events:
             self.stream.push(sse_event(event.payload, self._sse_id(event.event_id)))
         body = error_message(self._request_id, wire_error(OutcomeUnknown()))

@@ -171,6 +171,10 @@ async def lines(wire_in: BinaryIO, limit: int) -> AsyncGenerator[asyncio.Queue[b
     room = threading.Semaphore(64)
     stopped = threading.Event()
 
+    def put(line: bytes | None) -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(queue.put_nowait, line)
+
     def read() -> None:
         buffered = io.BufferedReader(_Waiting(wire_in.fileno()))
         while not stopped.is_set():
@@ -183,13 +187,21 @@ async def lines(wire_in: BinaryIO, limit: int) -> AsyncGenerator[asyncio.Queue[b
                 if not rest:
                     break
                 whole = rest.endswith(b"\n")
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(queue.put_nowait, line or None)
             if not line:
                 return
+            put(line)
+
+    def read_to_the_end() -> None:
+        try:
+            read()
+        except OSError as failed:
+            # A socket was reset, or a terminal is gone: nothing more comes.
+            logger.debug("the input ended: %s", failed)
+        finally:
+            put(None)
 
     # A daemon: a read that waits for a client that never speaks must not keep the process.
-    threading.Thread(target=read, daemon=True, name="mcp-sessions stdin").start()
+    threading.Thread(target=read_to_the_end, daemon=True, name="mcp-sessions stdin").start()
 
     class Lines(asyncio.Queue[bytes | None]):
         async def get(self) -> bytes | None:
