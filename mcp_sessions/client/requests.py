@@ -310,6 +310,10 @@ class Questions:
     def unanswered(self) -> list[RequestId]:
         return list(self._open)
 
+    def waits(self, question_id: RequestId, answer: Json) -> bool:
+        """Whether this answer is wanted, and not delivered."""
+        return self._undelivered.get(question_id) is answer
+
     def undelivered(self) -> list[tuple[RequestId, Json]]:
         return list(self._undelivered.items())
 

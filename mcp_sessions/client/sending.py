@@ -33,6 +33,7 @@ from mcp_sessions.client.listening import Listener
 from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.sessions import REFUSALS, TAKING, UNNAMED, KnownServer, Standing
 from mcp_sessions.client.state import ClientState, Phase, Runtime
+from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import (
     REQUEST_KEY_META,
     SESSION_META,
@@ -41,7 +42,7 @@ from mcp_sessions.core.messages import (
     members_of,
     meta_of,
 )
-from mcp_sessions.core.resume import FailureCause, Step, after_status, may_send_again
+from mcp_sessions.core.resume import FailureCause, Step, after_status, is_away, may_send_again
 from mcp_sessions.errors import KEY_BYTES, LIMIT_REACHED, REQUEST_CANCELLED, SESSION_NOT_FOUND
 
 logger = logging.getLogger(__name__)
@@ -405,11 +406,35 @@ class Sender:
         link = self._state.link
         if link is None:
             return
+        failure = await self._deliver(link, question_id, message)
+        if failure is not None:
+            self._runtime.tasks.start_soon(self._deliver_later, link, question_id, message, failure)
+
+    async def _deliver(self, link: Link, question_id: RequestId, message: Json) -> Failure | None:
         try:
             await link.send(message, self._peer.headers())
-            self._app.questions.delivered(question_id)
         except Failed as failed:
-            logger.debug("an answer waits for a connection: %s", failed)
+            logger.debug("an answer is not delivered yet: %s", failed)
+            return failed.failure
+        self._app.questions.delivered(question_id)
+        return None
+
+    async def _deliver_later(
+        self, link: Link, question_id: RequestId, message: Json, failure: Failure | None
+    ) -> None:
+        """Repeat an answer that the server could not take, while it is wanted. Another connection
+        gets it first of all (:meth:`flush`).
+        """
+        runtime, policy = self._runtime, self._runtime.policy
+        backoff = Backoff(base=policy.backoff_base, cap=policy.backoff_cap)
+        until = runtime.clock() + policy.give_up_after
+        while failure is not None and is_away(failure.cause, failure.status):
+            asked = min(failure.retry_after or 0.0, policy.give_up_after)
+            await runtime.sleep(max(asked, backoff.failed(runtime.draw())))
+            is_wanted = self._app.questions.waits(question_id, message)
+            if self._state.link is not link or not is_wanted or runtime.clock() >= until:
+                return
+            failure = await self._deliver(link, question_id, message)
 
     async def cancel(self, message: Json, headers: Mapping[str, str]) -> None:
         """Cancel a request of the application (REQ7)."""

@@ -361,6 +361,23 @@ async def test_a_server_that_never_answers_a_call() -> None:
         await expect_unknown(client)
 
 
+async def test_a_caller_that_is_cancelled_sees_its_own_cancellation() -> None:
+    """As with the SDK's own transport. The HTTP client had ended with the link, and a
+    ``RuntimeError`` about that took the place of a ``TimeoutError``.
+    """
+    async with ScriptedServer({"tools/call": never}) as server:
+
+        async def use() -> None:
+            async with Client(resumable(server.url(), policy=QUICK), mode="legacy") as client:
+                await call(client)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(use)
+            await server.has(lambda: server.asked("tools/call"), "the call")
+            tasks.cancel_scope.cancel()
+        assert tasks.cancel_scope.cancelled_caught
+
+
 async def test_a_server_that_never_starts_the_session_it_advertises_is_one_without() -> None:
     """CLI1."""
     policy = ReconnectPolicy(connect_timeout=0.3, closing_timeout=0.2)

@@ -18,7 +18,7 @@ from mcp_sessions.client_transport import resumable
 from tests.support.apps import DEPRECATED
 from tests.support.board import Stage
 from tests.support.resuming import QUICK, text_of
-from tests.support.scripted import OURS, Exchange, ScriptedServer, status, tool_result
+from tests.support.scripted import OURS, Entry, Exchange, ScriptedServer, status, tool_result
 
 pytestmark = pytest.mark.filterwarnings(DEPRECATED)
 
@@ -160,3 +160,32 @@ async def test_a_server_that_began_anew_gets_the_answer_to_what_it_asks_and_to_n
             # Its session is lost: another handshake, and the call, which never ran, once more.
             assert text_of(await client.call_tool("echo", {})) == "two"
     assert person.asked == ["one", "two"]
+
+
+@pytest.mark.parametrize("how", [status(503), status(502), Exchange.reset])
+async def test_an_answer_that_the_server_cannot_take_now_is_sent_again(how: Entry) -> None:
+    """ASK5. Its store may be away for a moment, or a proxy may not reach it. The answer waited for
+    another connection, and this one was not lost: the call never ended.
+    """
+    person, refusals = Person(), iter([how, how])
+    taken = list[Json]()
+
+    async def asks(exchange: Exchange) -> None:
+        exchange.event(question("q", "Well?"))
+        await server.board.until(lambda: taken or None, what=lambda: "the answer")
+        text = taken[0]["result"]["content"]["answer"]
+        done = {"jsonrpc": "2.0", "id": exchange.message["id"], "result": tool_result(text)}
+        exchange.event(done)
+        exchange.end()
+
+    def is_answered(exchange: Exchange) -> None:
+        refusal = next(refusals, None)
+        if refusal is not None:
+            refusal(exchange)
+        else:
+            taken.append(exchange.message)
+
+    async with ScriptedServer({"tools/call": asks, "POST": is_answered}) as server:
+        async with client_of(server.url(), person) as client:
+            assert text_of(await client.call_tool("echo", {})) == "Well?"
+    assert (person.asked, len(taken)) == (["Well?"], 1)

@@ -50,11 +50,15 @@ async def test_a_call_that_the_store_refuses_is_sent_again(
                     )
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("mode", "scheme"), [("legacy", "http"), *(("auto", scheme) for scheme in SCHEMES)]
+)
 async def test_an_answer_to_a_question_that_the_store_refuses_is_sent_again(
-    scheme: str, store: str, caplog: pytest.LogCaptureFixture
+    mode: str, scheme: str, store: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the 2026 era the answer is another sending of the call."""
+    """In the 2026 era the answer is another sending of the call. In the era before, over HTTP, it
+    was kept for another connection, and nobody waited for one: the call never ended.
+    """
     app, questions, said = make_app("mcpserver"), list[str](), ""
     with store_server(store) as away:
         layer = SessionLayer(app.server, store=f"{away.url}?timeout=1")
@@ -70,6 +74,6 @@ async def test_an_answer_to_a_question_that_the_store_refuses_is_sent_again(
                     return types.ElicitResult(action="accept", content={"answer": "yes"})
 
                 transport = resumable(server.url(scheme=scheme), policy=QUICK)
-                async with Client(transport, mode="auto", elicitation_callback=answer) as client:
+                async with Client(transport, mode=mode, elicitation_callback=answer) as client:
                     said = text_of(await client.call_tool("ask", {"question": "?"}))
             assert (said, questions) == ("accept: yes", ["?"])

@@ -373,8 +373,8 @@ async def test_a_response_stream_whose_runner_died_is_answered() -> None:
 @pytest.mark.in_process
 @pytest.mark.parametrize("seed", range(12))
 async def test_what_a_dead_runner_sent_is_given_once(seed: int) -> None:
-    """HTL10, "the rest of that stream": its death is known when the client comes back. One task reads the
-    stream and another ends it. The second one sent again what the first had sent.
+    """HTL10, "the rest of that stream": its death is known when the client comes back. One task
+    reads the stream, and another ends it: it sent again what the first one had sent.
     """
     async with cluster(2, seed=seed) as c:
         client = await c[0].connected()

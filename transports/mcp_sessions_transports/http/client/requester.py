@@ -89,7 +89,9 @@ class Requester:
 
     @property
     def is_in_session(self) -> bool:
-        return self._session is not None and self._session.id is not None
+        session = self._session
+        # If the caller was cancelled, the HTTP client ended with the link, before it could leave.
+        return session is not None and session.id is not None and not session.client.is_closed
 
     def note_version(self, message: Json, headers: Mapping[str, str]) -> None:
         if message.get("method") == method_names.INITIALIZE:
