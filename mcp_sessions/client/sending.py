@@ -53,6 +53,9 @@ _REFUSED = 400
 _MOST_WAITING = 1_000
 """Notifications of the application that wait for a connection; then the oldest is dropped."""
 
+_TRIES = 200
+"""How often an answer is sent on one connection: for some minutes."""
+
 _WITHOUT_SESSION = method_names.OPENING | method_names.OF_SESSIONS
 
 _WITHOUT_KEY = (method_names.LISTEN, method_names.DELETE_SESSION)
@@ -401,40 +404,34 @@ class Sender:
             return
         await _send(link, message, headers)
 
-    async def answer(self, question_id: RequestId, message: Json) -> None:
-        """Answer a question of the server. The answer is kept until it is delivered (ASK5)."""
+    async def answer(self, question_id: RequestId, message: Json, failures: int = 0) -> None:
+        """Answer a question of the server. The answer is kept until it is delivered (ASK5).
+
+        Args:
+            failures: How often the server could not take it on this connection.
+        """
         link = self._state.link
         if link is None:
             return
-        failure = await self._deliver(link, question_id, message)
-        if failure is not None:
-            self._runtime.tasks.start_soon(self._deliver_later, link, question_id, message, failure)
-
-    async def _deliver(self, link: Link, question_id: RequestId, message: Json) -> Failure | None:
         try:
             await link.send(message, self._peer.headers())
+            self._app.questions.delivered(question_id)
         except Failed as failed:
             logger.debug("an answer is not delivered yet: %s", failed)
-            return failed.failure
-        self._app.questions.delivered(question_id)
-        return None
+            if is_away(failed.failure.cause, failed.failure.status) and failures < _TRIES:
+                again = (link, question_id, message, failed.failure, failures + 1)
+                self._runtime.tasks.start_soon(self._answer_later, *again)
 
-    async def _deliver_later(
-        self, link: Link, question_id: RequestId, message: Json, failure: Failure | None
+    async def _answer_later(
+        self, link: Link, question_id: RequestId, message: Json, failure: Failure, failures: int
     ) -> None:
-        """Repeat an answer that the server could not take, while it is wanted. Another connection
-        gets it first of all (:meth:`flush`).
-        """
-        runtime, policy = self._runtime, self._runtime.policy
-        backoff = Backoff(base=policy.backoff_base, cap=policy.backoff_cap)
-        until = runtime.clock() + policy.give_up_after
-        while failure is not None and is_away(failure.cause, failure.status):
-            asked = min(failure.retry_after or 0.0, policy.give_up_after)
-            await runtime.sleep(max(asked, backoff.failed(runtime.draw())))
-            is_wanted = self._app.questions.waits(question_id, message)
-            if self._state.link is not link or not is_wanted or runtime.clock() >= until:
-                return
-            failure = await self._deliver(link, question_id, message)
+        """Send an answer again on its connection. Another connection gets it by :meth:`flush`."""
+        policy = self._runtime.policy
+        backoff = Backoff(base=policy.backoff_base, cap=policy.backoff_cap, failures=failures - 1)
+        asked = min(failure.retry_after or 0.0, policy.give_up_after)
+        await self._runtime.sleep(max(asked, backoff.failed(self._runtime.draw())))
+        if self._state.link is link and self._app.questions.waits(question_id, message):
+            await self.answer(question_id, message, failures)
 
     async def cancel(self, message: Json, headers: Mapping[str, str]) -> None:
         """Cancel a request of the application (REQ7)."""

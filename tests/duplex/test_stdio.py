@@ -77,7 +77,7 @@ async def test_an_input_that_is_reset_has_ended() -> None:
     of it, and the server, with all its sessions, waited for ever.
     """
     host, ours = socket.socketpair()
-    with ours, ours.makefile("rb", buffering=0) as wire_in:
+    with ours, ours.makefile("rb") as wire_in:
         ours.sendall(b"an answer\n")
         host.sendall(b"{}\n")
         async with lines(wire_in, limit=100) as received:

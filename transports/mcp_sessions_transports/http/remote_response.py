@@ -117,8 +117,7 @@ class RemoteResponse:
                         feed.check_position(None)
                     else:
                         # Its reader may have sent some of them since.
-                        last = feed.last
-                        self._give_up([each for each in events if each.event_id > last])
+                        self._give_up([each for each in events if each.event_id > feed.last])
                     return
                 until = loop.time() + PATIENCE
             except StoreUnavailable:
