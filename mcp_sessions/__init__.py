@@ -43,14 +43,13 @@ if TYPE_CHECKING:
         StateTooLarge,
         StoreUnavailable,
     )
-    from mcp_sessions.http_server import HTTPServer
+    from mcp_sessions.external_server import HTTPServer, StdioServer
     from mcp_sessions.layer import SessionLayer
     from mcp_sessions.policy import SessionPolicy, TaskPolicy
     from mcp_sessions.principal import Principal
     from mcp_sessions.security import SessionSecurity
     from mcp_sessions.server.dispatch.admin import SessionInfo
     from mcp_sessions.server.requests.handle import SessionHandle, current_session
-    from mcp_sessions.stdio_server import StdioServer
     from mcp_sessions.stores.postgres.postgres_store import PostgresStore
     from mcp_sessions.stores.redis.redis_store import RedisStore
     from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
@@ -98,7 +97,7 @@ _DEFINED_IN = {
     "Conversations": "mcp_sessions.conversations",
     "DataConflict": "mcp_sessions.errors",
     "FileJar": "mcp_sessions.client.jar",
-    "HTTPServer": "mcp_sessions.http_server",
+    "HTTPServer": "mcp_sessions.external_server",
     "KnownSession": "mcp_sessions.client.reports",
     "LimitReached": "mcp_sessions.errors",
     "OpenCall": "mcp_sessions.client.jar",
@@ -121,7 +120,7 @@ _DEFINED_IN = {
     "SessionSecurity": "mcp_sessions.security",
     "SessionsError": "mcp_sessions.errors",
     "StateTooLarge": "mcp_sessions.errors",
-    "StdioServer": "mcp_sessions.stdio_server",
+    "StdioServer": "mcp_sessions.external_server",
     "StoreUnavailable": "mcp_sessions.errors",
     "current_session": "mcp_sessions.server.requests.handle",
     "is_outcome_unknown": "mcp_sessions.client.sdk",

@@ -20,7 +20,6 @@ from functools import cache, wraps
 from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
 
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.hints import did_you_mean
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -217,3 +216,12 @@ def _named(value: object) -> str:
 
 def _article(name: str) -> str:
     return f"{'an' if name[0] in 'AEIOUaeio' else 'a'} {name}"
+
+
+def did_you_mean(text: str, known: Iterable[str]) -> str:
+    """Return a hint for a word that is none of those that are known. Empty: none is near."""
+    from difflib import get_close_matches
+
+    names = {each.lower(): each for each in known}
+    near = get_close_matches(text.lower(), names, 1, 0.75)
+    return f"; did you mean {names[near[0]]}?" if near else ""

@@ -9,12 +9,10 @@ from functools import partial
 
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import Availability
-from mcp_sessions.core.conversation_keys import Rule
-from mcp_sessions.core.host_keys import place_of
+from mcp_sessions.core.conversation_keys import Rule, place_of
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.external_server import ExternalServer
-from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.external_server import ExternalServer, HTTPServer, StdioServer
 from mcp_sessions.ids import GET_STREAM, replica_name
 from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.policy import DEFAULT_GRACE, FORGET_AFTER
@@ -47,19 +45,21 @@ from mcp_sessions.server.dispatch.admin import Sessions
 from mcp_sessions.server.dispatch.capabilities import advertise
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers, RelayedRequests
 from mcp_sessions.server.dispatch.conversation_sessions import ConversationSessions
-from mcp_sessions.server.dispatch.gauges import Gauges
 from mcp_sessions.server.dispatch.history import History
 from mcp_sessions.server.dispatch.joint_admissions import JointAdmissions
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.listening import Listening
-from mcp_sessions.server.dispatch.own_facts import OwnFacts
+from mcp_sessions.server.dispatch.own_facts import Gauges, OwnFacts
 from mcp_sessions.server.dispatch.path import Features, Stages
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.dispatch.stages.association import Association
 from mcp_sessions.server.dispatch.stages.audited import Audited
-from mcp_sessions.server.dispatch.stages.conversation_stage import ConversationStage
-from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, LearnedTools
+from mcp_sessions.server.dispatch.stages.conversation_stage import (
+    ConversationStage,
+    HandleTools,
+    LearnedTools,
+)
 from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
 from mcp_sessions.server.dispatch.stages.host_keys import HostKeys, KeyOutside
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency
@@ -87,7 +87,6 @@ from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.server.upstream.sdk.authentication import Authentication, OnDenied
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
 from mcp_sessions.server.upstream.sdk.sdk_modern_rules import SdkModernRules
-from mcp_sessions.stdio_server import StdioServer
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Peer, SessionRecord
 from mcp_sessions.stores.stateless import Stateless

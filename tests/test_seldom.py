@@ -50,7 +50,7 @@ def test_a_clock_that_was_set_back_hides_nothing_for_long() -> None:
         "mcp_sessions.server.requests.tasks",
         "mcp_sessions.server.requests.running_task",
         "mcp_sessions.server.requests.joining",
-        "mcp_sessions.server.dispatch.stages.handle_tools",
+        "mcp_sessions.server.dispatch.stages.conversation_stage",
         "mcp_sessions.server.dispatch.stages.session_methods",
         "mcp_sessions.server.dispatch.conversation_sessions",
         "mcp_sessions.server.dispatch.router",

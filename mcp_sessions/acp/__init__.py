@@ -21,8 +21,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from mcp_sessions.acp.agent_layer import AcpSessionLayer
-from mcp_sessions.acp.conversation import Conversation
-from mcp_sessions.acp.open_conversation import current_conversation
+from mcp_sessions.acp.open_conversation import Conversation, current_conversation
 
 __all__ = ["AcpSessionLayer", "Conversation", "current_conversation"]
 

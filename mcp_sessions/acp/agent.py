@@ -21,8 +21,7 @@ from pydantic import BaseModel, ValidationError
 from mcp_sessions.acp import acp_errors
 from mcp_sessions.acp.agent_questions import Json
 from mcp_sessions.acp.open_conversation import CALL, Call
-from mcp_sessions.acp.tasks import WorkCancelled, ended_with_caller
-from mcp_sessions.background import watched
+from mcp_sessions.background import WorkCancelled, ended_with_caller, watched
 
 logger = logging.getLogger(__name__)
 

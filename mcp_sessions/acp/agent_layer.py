@@ -25,9 +25,8 @@ from mcp_sessions.acp.negotiation import client_capabilities, negotiated, with_o
 from mcp_sessions.acp.open_conversation import CALL, Call, Opening
 from mcp_sessions.acp.prompts import Options, Prompts
 from mcp_sessions.acp.registry import Registry, for_agent
-from mcp_sessions.acp.tasks import to_the_end
 from mcp_sessions.argument_types import checked
-from mcp_sessions.background import Background
+from mcp_sessions.background import Background, to_the_end
 from mcp_sessions.core.messages import Notification
 from mcp_sessions.errors import INTERNAL_ERROR, ConfigurationError, StoreInUse, StoreUnavailable
 from mcp_sessions.layer_settings import AGENT_REPLACED

@@ -15,24 +15,71 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from acp.schema import SessionNotification
 
 from mcp_sessions.acp.acp_errors import internal_error, session_not_found
 from mcp_sessions.acp.agent_questions import Json
-from mcp_sessions.acp.conversation import Conversation
 from mcp_sessions.acp.link import Link
 from mcp_sessions.acp.record import Record
 from mcp_sessions.acp.servers import Servers
-from mcp_sessions.acp.tasks import to_the_end
+from mcp_sessions.background import to_the_end
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.story import NOTHING, Entry, Why, detaches
 from mcp_sessions.errors import SessionRequired
-from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId, parse_position
+from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId, digest, parse_position
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attachment
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+
+class Conversation:
+    """The conversation that an agent's method was called for; see `current_conversation`."""
+
+    def __init__(self, session_id: str, record: Record, servers: Servers) -> None:
+        self.id = session_id
+        """The session's id on the wire: unlike an agent's own it stays the same for ever. It
+        is a credential: whoever has it can load the conversation."""
+
+        self._record = record
+        self._servers = servers
+
+    def __repr__(self) -> str:
+        return f"<Conversation {digest(self.id)}>"
+
+    @property
+    def cwd(self) -> str:
+        """The working directory that the client named last: absolute."""
+        return self._servers.cwd
+
+    @property
+    def mcp(self) -> Mapping[str, Client]:
+        """The MCP servers that the client named: name → a connected ``mcp.Client``.
+
+        One that could not be reached is not in it; the client got an error.
+        """
+        return self._servers.clients
+
+    async def history(self) -> AsyncGenerator[Any, None]:
+        """Every update of the conversation, oldest first, in the ACP library's classes.
+
+        The user's messages are ``UserMessageChunk``; inside a prompt its own are the last. It
+        is read page by page: the memory it takes does not grow with the conversation.
+
+        Raises:
+            StoreUnavailable: The store did not answer.
+        """
+        async for page in self._record.pages():
+            for update in Record.updates(page):
+                notification = {"sessionId": self.id, **update}
+                yield SessionNotification.model_validate(notification).update
+
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from mcp_sessions.core.addresses import HTTP, wrong_address
 from mcp_sessions.core.headers import joined_headers, sendable_headers
 from mcp_sessions.core.nearness import past_proxies
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.external_server import inherited
 from mcp_sessions.seldom import Seldom
-from mcp_sessions.stdio_server import inherited
 
 logger = logging.getLogger(__name__)
 # The SDK logs a traceback for each message that is none.

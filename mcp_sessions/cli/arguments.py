@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 from urllib.parse import urlsplit, urlunsplit
 
+from mcp_sessions.argument_types import did_you_mean
 from mcp_sessions.cli.logs import FORMATS, LEVELS, complain
 from mcp_sessions.cli.output import out
 from mcp_sessions.core.proxies import Proxies
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.hints import did_you_mean
 from mcp_sessions.policy import MAY_BE_ZERO, SessionPolicy
 
 _VARIABLE = re.compile(
@@ -294,7 +294,7 @@ def source(*kinds: str) -> Callable[[str], tuple[str, str]]:
 
 def place(text: str) -> str:
     # Imported here, since it loads a parser of JSON, which few commands need.
-    from mcp_sessions.core.host_keys import place_of
+    from mcp_sessions.core.conversation_keys import place_of
 
     try:
         place_of(text)

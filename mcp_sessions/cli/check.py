@@ -28,8 +28,7 @@ from mcp_sessions.core.life import idle_time
 from mcp_sessions.core.messages import members_of
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, SessionsError
-from mcp_sessions.external_server import ExternalServer
-from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.external_server import ExternalServer, HTTPServer, StdioServer
 from mcp_sessions.layer import SessionLayer
 from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.policy import SessionPolicy
@@ -39,7 +38,6 @@ from mcp_sessions.server.upstream.external.children import Tried
 from mcp_sessions.server.upstream.external.starts import why_not
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.server.upstream.sdk.http_application import allowing
-from mcp_sessions.stdio_server import StdioServer
 from mcp_sessions.stores.encrypted import EncryptedStore, check_sealing_keys
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.operator import look

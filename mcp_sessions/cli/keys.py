@@ -19,8 +19,7 @@ from mcp_sessions.authentication import key_file
 from mcp_sessions.authentication.key_file import ApiKey
 from mcp_sessions.cli.arguments import LEGEND, OneLineParser, Options, seconds
 from mcp_sessions.cli.option_variables import variable_of
-from mcp_sessions.cli.output import OutputFailed, out
-from mcp_sessions.cli.tables import print_table
+from mcp_sessions.cli.output import OutputFailed, out, print_table
 from mcp_sessions.errors import ConfigurationError
 
 _VARIABLE = variable_of("--api-keys")

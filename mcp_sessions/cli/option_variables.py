@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mcp_sessions.access import INTROSPECTION_VARIABLES
+from mcp_sessions.argument_types import did_you_mean
 from mcp_sessions.cli.arguments import OneLineParser
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.hints import did_you_mean
 from mcp_sessions.security import KEYFILE_PASSWORD_VARIABLE, KEYS_VARIABLE
 
 logger = logging.getLogger(__name__)

@@ -17,15 +17,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
 
+from mcp_sessions.argument_types import did_you_mean
 from mcp_sessions.cli.arguments import duration, expanded
-from mcp_sessions.core.host_keys import place_of
+from mcp_sessions.core.conversation_keys import place_of
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.external_server import ExternalServer
-from mcp_sessions.hints import did_you_mean
-from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.external_server import ExternalServer, HTTPServer, StdioServer
 from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.protocol_versions import ERAS, Eras
-from mcp_sessions.stdio_server import StdioServer
 from mcp_sessions.unopened import reason_of
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from mcp_sessions.cli.output import out
-from mcp_sessions.cli.tables import fitted, print_table
+from mcp_sessions.cli.output import fitted, out, print_table
 from mcp_sessions.core.ends import SessionEnd, duration
 from mcp_sessions.core.messages import encode, members_of
 from mcp_sessions.core.states import Mode

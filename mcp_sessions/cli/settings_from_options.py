@@ -21,12 +21,10 @@ from mcp_sessions.cli.arguments import WrongOption, once
 from mcp_sessions.cli.serve_options import EXTERNAL_OPTIONS, option_of
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.external_server import ExternalServer
-from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.external_server import ExternalServer, HTTPServer, StdioServer
 from mcp_sessions.layer_settings import LayerSettings
 from mcp_sessions.policy import LIMITS, TaskPolicy
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.stdio_server import StdioServer
 
 logger = logging.getLogger(__name__)
 

@@ -35,9 +35,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+from mcp_sessions.argument_types import did_you_mean
 from mcp_sessions.cli.arguments import without_secrets
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.hints import did_you_mean
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource

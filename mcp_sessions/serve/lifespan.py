@@ -36,8 +36,8 @@ from mcp_sessions.serve.uvicorn_server import DrainingServer
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
-from mcp_sessions.server.dispatch.gauges import Gauges
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
+from mcp_sessions.server.dispatch.own_facts import Gauges
 from mcp_sessions.server.reporting.store_watch import StoreWatch
 from mcp_sessions.server.requests.blocking import watched_loop
 from mcp_sessions.server.requests.long_calls import LongSilences

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from mcp_sessions.argument_types import did_you_mean
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.hints import did_you_mean
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 

@@ -19,10 +19,9 @@ from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.cli.serve_several import servers_by_path
 from mcp_sessions.cli.servers_file import servers_of
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.external_server import HTTPServer, StdioServer
 from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.server.upstream.external.children import can_follow
-from mcp_sessions.stdio_server import StdioServer
 from tests.support.children import CHILD, children_of, is_alive
 from tests.support.redis_server import namespace, shared_redis
 from tests.support.serving import INITIALIZE, initialize, read_lines, serving

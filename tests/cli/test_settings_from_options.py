@@ -16,8 +16,8 @@ from mcp_sessions.cli.main import main
 from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.cli.settings_from_options import options_over
 from mcp_sessions.cli.targets import load_target
+from mcp_sessions.external_server import StdioServer
 from mcp_sessions.layer_settings import AGENT_REPLACED, REPLACED, LayerSettings, replacing
-from mcp_sessions.stdio_server import StdioServer
 from tests.support.children import CHILD
 from tests.support.serving import read_lines, serving
 

@@ -1,10 +1,10 @@
-"""``mcp_sessions.core.host_keys``: a key that a host sends under a name of its own."""
+"""``mcp_sessions.core.conversation_keys``: a key that a host sends under a name of its own."""
 
 from typing import Any
 
 import pytest
 
-from mcp_sessions.core.host_keys import among, home_of, host_key, place_of
+from mcp_sessions.core.conversation_keys import among, home_of, host_key, place_of
 from mcp_sessions.errors import InvalidParams
 from mcp_sessions.ids import RequestKey
 

@@ -1,11 +1,10 @@
-"""``mcp_sessions.core.task_tools``: two tools for clients without tasks."""
+"""``mcp_sessions.core.task``: two tools for clients without tasks."""
 
 from typing import Any
 
 import pytest
 
-from mcp_sessions.core.task import TaskRecord, TaskStatus
-from mcp_sessions.core.task_tools import outcome_as_text, with_task_tools
+from mcp_sessions.core.task import TaskRecord, TaskStatus, outcome_as_text, with_task_tools
 
 
 def test_a_list_of_tools_ends_with_the_two() -> None:

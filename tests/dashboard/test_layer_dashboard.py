@@ -18,13 +18,13 @@ from mcp_sessions.authentication.credential import OPERATOR
 from mcp_sessions.cli import serve_options
 from mcp_sessions.cli.dashboard import latest_method
 from mcp_sessions.cli.main import main
+from mcp_sessions.core.recent import RecentCounts
 from mcp_sessions.dashboard.access_control import HEADERS
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId, digest, replica_name
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import KEYS_VARIABLE
 from mcp_sessions.server.dispatch.admin import ended_outside
-from mcp_sessions.server.reporting.recent_counts import RecentCounts
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.operator import SharedStore
 from mcp_sessions.testing import MakeTwoStores

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sessions.cli.servers_file import servers_of
-from mcp_sessions.http_server import HTTPServer
-from mcp_sessions.stdio_server import StdioServer
+from mcp_sessions.external_server import HTTPServer, StdioServer
 
 FILES = Path(__file__).parents[2] / "examples" / "config"
 

@@ -36,7 +36,7 @@ from mcp_sessions.core.resume import (
 )
 from mcp_sessions.http_client.body import PIECE, ResponseTooLarge, pieces, whole
 from mcp_sessions.http_client.sse_reader import MAX_RETRY, EventTooLarge, SseReader
-from mcp_sessions_transports.http.client.failures import failure_of
+from mcp_sessions_transports.http.client.requester import failure_of
 
 NAMES = (
     "sessionId sessionEventId state expiresAt _meta session catchup resumed replayed reason "

@@ -2,8 +2,7 @@
 
 import httpx2
 
-from mcp_sessions.http_client.cookies import BoundedJar
-from mcp_sessions.http_client.session import HttpSession
+from mcp_sessions.http_client.session import BoundedJar, HttpSession
 
 
 async def kept(*answers: list[str], path: str = "/mcp") -> list[str]:

@@ -13,10 +13,10 @@ from typing import Any, Protocol, TypeGuard
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.core.recent import RecentCounts
 from mcp_sessions.ids import Position, SessionId, StreamName, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.replica_messages import ReplicaMessage
-from mcp_sessions.server.reporting.recent_counts import RecentCounts
 from mcp_sessions.server.reporting.stories import Stories
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attachment

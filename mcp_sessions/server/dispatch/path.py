@@ -14,8 +14,11 @@ from mcp_sessions.server.calls.table import Acceptance, Stage
 from mcp_sessions.server.dispatch.stages.association import Association
 from mcp_sessions.server.dispatch.stages.audited import Audited
 from mcp_sessions.server.dispatch.stages.concealing import Gates
-from mcp_sessions.server.dispatch.stages.conversation_stage import ConversationStage
-from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, LearnedTools
+from mcp_sessions.server.dispatch.stages.conversation_stage import (
+    ConversationStage,
+    HandleTools,
+    LearnedTools,
+)
 from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
 from mcp_sessions.server.dispatch.stages.host_keys import HostKeys, KeyOutside
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency, KeyLock, KnownKey

@@ -14,8 +14,7 @@ from typing import Any, Final, Protocol
 from mcp_sessions import method_names
 from mcp_sessions.background import Background
 from mcp_sessions.core.messages import error_body, wire_error
-from mcp_sessions.core.task import TASK, Json, TaskRecord, TaskStatus, pause_of
-from mcp_sessions.core.task_tools import told
+from mcp_sessions.core.task import TASK, Json, TaskRecord, TaskStatus, pause_of, told
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
     REQUEST_CANCELLED,

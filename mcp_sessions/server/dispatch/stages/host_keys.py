@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mcp_sessions import method_names
-from mcp_sessions.core.conversation_keys import Rule
-from mcp_sessions.core.host_keys import among, home_of, host_key
+from mcp_sessions.core.conversation_keys import Rule, among, home_of, host_key
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached, OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import RequestKey

@@ -20,11 +20,13 @@ from mcp_sessions import method_names
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import error_body, members_of
 from mcp_sessions.core.named import header_value, name_in
-from mcp_sessions.core.task import Json, declares_tasks, missing_capability
-from mcp_sessions.core.task_tools import (
+from mcp_sessions.core.task import (
     CANCEL,
     TASK_ID,
     TASK_TOOLS,
+    Json,
+    declares_tasks,
+    missing_capability,
     outcome_as_text,
     text,
     with_task_tools,

@@ -47,8 +47,7 @@ from mcp_sessions import method_names, metrics
 from mcp_sessions.background import Background, report, stopped
 from mcp_sessions.core.messages import wire_error
 from mcp_sessions.errors import LimitReached
-from mcp_sessions.external_server import ExternalServer
-from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.external_server import ExternalServer, HTTPServer
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.protocol_versions import NEWEST_MODERN

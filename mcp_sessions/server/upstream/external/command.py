@@ -38,7 +38,7 @@ from mcp_sessions.core.messages import encode
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import LimitReached
-from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.external_server import ExternalServer, StdioServer
 from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
@@ -53,7 +53,6 @@ from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.external.starts import Starter
 from mcp_sessions.server.upstream.external.warm import WarmProcesses
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions.stdio_server import StdioServer
 
 logger = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from mcp_sessions.background import Background
+from mcp_sessions.external_server import StdioServer
 from mcp_sessions.server.upstream.external.process import ChildProcess
-from mcp_sessions.stdio_server import StdioServer
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import cast
 
 from mcp_sessions.background import Background
+from mcp_sessions.external_server import StdioServer
 from mcp_sessions.server.upstream.external.output import Output
-from mcp_sessions.stdio_server import StdioServer
 
 logger = logging.getLogger(__name__)
 

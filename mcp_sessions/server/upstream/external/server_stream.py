@@ -12,7 +12,7 @@ from typing import Final
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.backoff import Backoff
-from mcp_sessions.http_client.reopening import LEAST, LONGEST, Reopening
+from mcp_sessions.http_client.exchange import LEAST, LONGEST, Reopening
 from mcp_sessions.server.upstream.external.child_requests import Forgotten
 from mcp_sessions.server.upstream.port import UpstreamError
 

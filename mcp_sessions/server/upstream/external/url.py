@@ -36,14 +36,12 @@ from mcp_sessions.core.messages import (
 )
 from mcp_sessions.core.nearness import past_proxies
 from mcp_sessions.errors import LimitReached
-from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.external_server import ExternalServer, HTTPServer
 from mcp_sessions.http_client.body import ResponseTooLarge
 from mcp_sessions.http_client.connect_errors import reason_of
-from mcp_sessions.http_client.cookies import BoundedJar
 from mcp_sessions.http_client.exchange import FAILURES, Exchange, Opens, events_of
-from mcp_sessions.http_client.session import HttpSession, is_sse
+from mcp_sessions.http_client.session import BoundedJar, HttpSession, is_sse
 from mcp_sessions.http_client.sse_reader import EventTooLarge, Position, ReadEvent
-from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.principal import Principal
 from mcp_sessions.protocol_versions import NEWEST_MODERN
 from mcp_sessions.server.reporting.reached_limits import ReachedLimits
@@ -75,7 +73,7 @@ from mcp_sessions.server.upstream.external.url_requests import (
 from mcp_sessions.server.upstream.port import UpstreamError
 
 if TYPE_CHECKING:
-    from mcp_sessions.http_server import Credential
+    from mcp_sessions.external_server import Credential
 
 logger = logging.getLogger(__name__)
 

@@ -52,7 +52,7 @@ from mcp_sessions.server.upstream.external.starts import NO_MEANS
 from mcp_sessions.server.upstream.port import HEADER_MISMATCH, UpstreamError
 
 if TYPE_CHECKING:
-    from mcp_sessions.http_server import Credential
+    from mcp_sessions.external_server import Credential
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from mcp_sessions.background import Background
-from mcp_sessions.http_client.reopening import LEAST, Reopening
+from mcp_sessions.http_client.exchange import LEAST, Reopening
 from mcp_sessions.server.upstream.external.server_stream import (
     ReadStream,
     ServerStream,

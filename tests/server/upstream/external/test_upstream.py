@@ -1,6 +1,6 @@
 """A command behind the layer: what passes, who shares a process, what is sent again.
 
-The promises are those of `mcp_sessions.stdio_server`, and of the port
+The promises are those of `mcp_sessions.external_server`, and of the port
 (`mcp_sessions/server/upstream/port.py`) as every wrapped server keeps it.
 """
 

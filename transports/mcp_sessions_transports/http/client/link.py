@@ -55,8 +55,7 @@ from mcp_sessions.http_client.connect_errors import without_credentials
 from mcp_sessions.http_client.exchange import FAILURES, Exchange, events_of
 from mcp_sessions.http_client.session import is_sse, unfollowed
 from mcp_sessions.http_client.sse_reader import EventTooLarge, Position, ReadEvent
-from mcp_sessions_transports.http.client.failures import describe, refusal
-from mcp_sessions_transports.http.client.requester import Access, Requester
+from mcp_sessions_transports.http.client.requester import Access, Requester, describe, refusal
 
 logger = logging.getLogger(__name__)
 

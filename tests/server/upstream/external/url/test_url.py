@@ -1,6 +1,7 @@
 """A URL behind the layer: what passes, and what it costs when it does wrong.
 
-The promises are those of `mcp_sessions.http_server`. Nothing is ever sent twice that may have run.
+The promises are those of `mcp_sessions.external_server`. Nothing is ever sent twice that may have
+run.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """A credential that a URL accepts no more while a session there goes on.
 
-The promises are those of ``auth`` in `mcp_sessions.http_server`.
+The promises are those of ``auth`` in `mcp_sessions.external_server`.
 """
 
 import asyncio
