@@ -40,7 +40,7 @@ from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
 from mcp_sessions.server.requests.open_questions import OpenQuestions
 from mcp_sessions.server.requests.outcome import store_error
 from mcp_sessions.server.requests.reports import Reports
-from mcp_sessions.server.requests.running_task import RunningTask
+from mcp_sessions.server.requests.running_task import RunningTask, cancel_there
 from mcp_sessions.server.requests.shared import Shared
 from mcp_sessions.server.requests.tasks import Tasks
 from mcp_sessions.server.upstream import port
@@ -114,7 +114,7 @@ class RunningRequest:
         """The task that its client has for it. None: its client waits for its answer."""
 
         self._is_announced = False
-        """The answer that it is a task now is on its way."""
+        """The answer that it is a task now, or that asks in rounds, is on its way."""
 
         self._timer: asyncio.TimerHandle | None = None
         """Until it becomes a task."""
@@ -195,6 +195,8 @@ class RunningRequest:
         if self.done:
             if self._task is not None:
                 self._task.stop(error)
+            elif self._is_announced:
+                self.stop_handler()
             return
         await self._end(Outcome(None, error))
 
@@ -217,8 +219,14 @@ class RunningRequest:
     async def _run(self, peer: UpstreamPeer, close_peer: bool) -> None:
         try:
             await self.run_handler(peer, close_peer)
-        except Exception as failed:
-            report("a request", failed)
+        except (Exception, asyncio.CancelledError) as failed:
+            # Also after its handler: its client waits, or the client of its rounds or its task.
+            error = None if self.done else wire_error(OutcomeUnknown())
+            await self._finish(Outcome(None, error))
+            if isinstance(failed, Exception):
+                report("a request", failed)
+            elif error is not None:
+                raise
 
     async def run_handler(self, peer: UpstreamPeer, close_peer: bool) -> None:
         self._has_begun = True
@@ -279,16 +287,7 @@ class RunningRequest:
             logger.error("what %s changed may be lost: %s", request.method, failed)
             away = failed if self.key is None else None
             error = store_error(failed) if away is not None else wire_error(OutcomeUnknown())
-        except asyncio.CancelledError:
-            if self.done:
-                # Answered and cancelled by ``abort``, or by its rounds: this is the end of it.
-                if self._held is not None:
-                    self._held.ends(None, None)
-                self._end_task(None, None)
-                return
-            await self._finish(Outcome(None, wire_error(OutcomeUnknown())))
-            raise
-        except (KeyboardInterrupt, SystemExit):
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException:
             # The boundary to the wrapped server: its client is answered, whatever that raises.
@@ -421,9 +420,13 @@ class RunningRequest:
         created = task.created
         if self._call.tasking is not None and self._call.tasking.is_told:
             created = self._call.inbound.of_its_era(task.told)
+        await self._announce(self._after(Outcome(created, None)))
+
+    async def _announce(self, outcome: Outcome) -> None:
+        """Answer its client, and run on."""
         self._is_announced = True
         try:
-            await self._finish(self._after(Outcome(created, None)), continues=True)
+            await self._finish(outcome, continues=True)
         finally:
             self._is_announced = False
 
@@ -431,14 +434,17 @@ class RunningRequest:
         self, peer: UpstreamPeer, created: dict[str, Any], tasks: Tasks
     ) -> dict[str, Any]:
         """Its server answered with a task of its own. Return what its client gets."""
+        ask, params = partial(peer.request, self), self.request.forwarded
         if self._task is not None:
-            ask = partial(peer.request, self)
-            return await self._task.follow(created, self.request.forwarded, ask)
+            return await self._task.follow(created, params, ask)
         inbound = self._call.inbound
         try:
             await tasks.note_of_server(created, inbound.principal, inbound.scope)
-        except LimitReached as reached:
-            raise UpstreamError(wire_error(reached)) from reached
+        except (LimitReached, StoreUnavailable) as failed:
+            # It has begun, so this is neither the error of a limit nor of a store (ERR6, ERR17).
+            logger.error("a task of the server's own is cancelled, and not noted: %s", failed)
+            await cancel_there(created, params, ask)
+            raise UpstreamError(wire_error(OutcomeUnknown())) from failed
         return created
 
     def _end_task(self, result: dict[str, Any] | None, error: dict[str, Any] | None) -> None:
@@ -447,7 +453,7 @@ class RunningRequest:
             self._task.ends(result, error)
 
     def stop_handler(self) -> object:
-        return self._stop()
+        return self.task and self.task.cancel()
 
     @property
     def _is_expected(self) -> bool:
@@ -470,20 +476,12 @@ class RunningRequest:
             asks = asks_of(inbound.peer.capabilities)
             if rounds is None or self.done:
                 raise port.NotAskable(asked.method)
-            way = self._owner, asks, self.request, self._asks, self._stop
+            way = self._owner, asks, self.request, self._asks, self.stop_handler
             self._held = rounds.begin(self, asked, *way)
         return await self._held.ask(asked)
 
     async def _asks(self, result: dict[str, Any]) -> None:
-        outcome = self._after(Outcome(result, None))
-        held, task = self._held, self.task
-        if held is not None and task is not None:
-            # It may be cancelled anywhere. The client of the next round waits for an outcome.
-            task.add_done_callback(lambda _: held.ends(None, None))
-        await self._finish(outcome, continues=True)
-
-    def _stop(self) -> object:
-        return self.task and self.task.cancel()
+        await self._announce(self._after(Outcome(result, None)))
 
     def _describes(self, record: SessionRecord) -> None:
         self.record = record

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
@@ -25,6 +26,7 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.seldom import Seldom
+from mcp_sessions.server.calls.table import NOT_JSON
 from mcp_sessions.server.upstream.accepted_questions import Askable, accepts
 from mcp_sessions.server.upstream.call_in_rounds import written
 from mcp_sessions.server.upstream.port import (
@@ -41,6 +43,9 @@ logger.addFilter(Seldom())
 
 _AGAIN: Final = 1.0
 """Seconds until a write is tried again, and between two writes of what a task says."""
+
+_CANCELLING: Final = 5.0
+"""Seconds that a server has to cancel a task of its own."""
 
 _MESSAGE: Final = 1_000
 """Characters of what a task says to people, at most."""
@@ -150,21 +155,25 @@ class RunningTask:
         """
         named: Json = {"taskId": created["taskId"], "_meta": (params or {}).get("_meta") or {}}
         shown = created
-        while True:
-            match shown.get("status"):
-                case TaskStatus.COMPLETED.value:
-                    return dict(shown["result"])
-                case TaskStatus.FAILED.value:
-                    raise UpstreamError(shown["error"])
-                case TaskStatus.CANCELLED.value:
-                    raise UpstreamError(error_body(REQUEST_CANCELLED, "Request cancelled"))
-                case TaskStatus.INPUT_REQUIRED.value if shown.get("inputRequests"):
-                    answers = await self._answers(shown)
-                    await ask(method_names.UPDATE_TASK, {**named, "inputResponses": answers})
-                case _:
-                    pass
-            await asyncio.sleep(pause_of(shown, self._tasks.policy.poll_interval))
-            shown = await ask(method_names.GET_TASK, named)
+        try:
+            while True:
+                match shown.get("status"):
+                    case TaskStatus.COMPLETED.value:
+                        return dict(shown["result"])
+                    case TaskStatus.FAILED.value:
+                        raise UpstreamError(shown["error"])
+                    case TaskStatus.CANCELLED.value:
+                        raise UpstreamError(error_body(REQUEST_CANCELLED, "Request cancelled"))
+                    case TaskStatus.INPUT_REQUIRED.value if shown.get("inputRequests"):
+                        answers = await self._answers(shown)
+                        await ask(method_names.UPDATE_TASK, {**named, "inputResponses": answers})
+                    case _:
+                        pass
+                await asyncio.sleep(pause_of(shown, self._tasks.policy.poll_interval))
+                shown = await ask(method_names.GET_TASK, named)
+        except (asyncio.CancelledError, NotAskable):
+            await cancel_there(created, params, ask)
+            raise
 
     async def _answers(self, asked: Mapping[str, Any]) -> Json:
         """Ask the questions of a server's result. Return the answers by its keys."""
@@ -285,15 +294,15 @@ class RunningTask:
                 return True
             # If it is not there any more, there is nothing to write.
             self._is_dirty = await self.refresh()
+            if self.record.has_ended and not self._is_dirty:
+                # Perhaps by a write before this one, whose reply was lost.
+                await self._tasks.announce(self.id, self.record)
             return True
         except StoreUnavailable as failed:
             logger.warning("task %s is not stored yet: %s", digest(self.id), failed)
             return False
-        except LimitReached as limit:
-            logger.error(
-                "the outcome of task %s is lost: it has more than %s (%d) bytes",
-                *(digest(self.id), limit.limit, limit.most),
-            )
+        except (LimitReached, *NOT_JSON) as failed:
+            logger.error("the outcome of task %s is lost: %s", digest(self.id), failed)
             lost = error_body(INTERNAL_ERROR, "the outcome is too large to keep")
             self.stop(lost)
             self.record.loses(lost)
@@ -336,6 +345,19 @@ class RunningTask:
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=timeout)
         return self._writing is None
+
+
+async def cancel_there(created: Json, params: Json | None, ask: Ask) -> None:
+    """Cancel a task of the server's own, of which no client gets the outcome.
+
+    Args:
+        params: Of its call.
+        ask: Sends a request to the server.
+    """
+    named: Json = {"taskId": created["taskId"], "_meta": (params or {}).get("_meta") or {}}
+    with suppress(UpstreamError, TimeoutError):
+        async with asyncio.timeout(_CANCELLING):
+            await ask(method_names.CANCEL_TASK, named)
 
 
 def time_of(seconds: float) -> str:

@@ -207,7 +207,7 @@ class Tasks:
 
     async def note_of_server(self, created: Json, principal: Principal, scope: Any) -> None:
         """Note whose a task is with which the server answered. It raises as :meth:`create` does."""
-        task_id, record = _of_server(created.get("taskId")), self._new(principal)
+        task_id, record = _of_server(created.get("taskId"), principal), self._new(principal)
         known, _ = await self._stored(task_id)
         if known is not None and known.may_be_used_by(principal):
             return
@@ -227,7 +227,7 @@ class Tasks:
         """
         if not is_session_id(task_id) or SessionId(task_id) in self._here:
             return False
-        record, _ = await self._stored(_of_server(task_id))
+        record, _ = await self._stored(_of_server(task_id, principal))
         return record is not None and record.may_be_used_by(principal)
 
     def discard(self, task: RunningTask) -> None:
@@ -484,10 +484,12 @@ class Tasks:
         await self.background.close()
 
 
-def _of_server(task_id: object) -> SessionId:
-    """Return the name under which a task of the server's own is noted: its id is any text."""
-    name = hashlib.sha256(f"task of the server: {task_id}".encode("utf-8", "surrogatepass"))
-    return SessionId(name.hexdigest())
+def _of_server(task_id: object, principal: Principal) -> SessionId:
+    """Return the name under which a task of the server's own is noted: its id is any text, and a
+    server that has a process for each session may give two owners the same one.
+    """
+    name = repr(("task", principal.client_id, principal.issuer, principal.subject, task_id))
+    return SessionId(hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest())
 
 
 async def _ignore(shown: Json) -> None:

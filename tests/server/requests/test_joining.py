@@ -91,7 +91,7 @@ class OtherReplicas:
                 raise OutcomeUnknown
             await on_update({"n": said})
 
-    async def _emit(self, message: bytes) -> None:
+    async def _emit(self, message: bytes, _: object) -> None:
         self.received.append(decode(message)["n"])
 
     async def _look(self, _: str) -> bool:

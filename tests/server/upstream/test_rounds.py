@@ -13,6 +13,7 @@ from mcp.shared.exceptions import MCPError, NoBackChannelError
 
 from mcp_sessions import current_session
 from mcp_sessions.server.upstream.held_call import HeldCall
+from mcp_sessions.stores.memory.memory_store import MemoryStore
 from tests.server.upstream.external.test_peer_in_rounds import UNKNOWN, again
 from tests.server.upstream.external.test_upstream import user
 from tests.support.children import until
@@ -333,6 +334,35 @@ async def test_a_handler_that_is_cancelled_while_its_state_is_stored_leaves_no_r
         store.change_state = change
         copy = client.send("tools/call", brought, session=session)
         assert (await copy.error())["code"] == UNKNOWN
+
+
+async def test_a_call_whose_client_left_while_its_question_was_on_its_way_is_cancelled() -> None:
+    """REQ5: its response broke, so its client cannot come back for it."""
+    reached, go_on, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class SlowStore(MemoryStore):
+        async def touch(self, session_ids: Any, *, now: float) -> None:
+            if w.box.gate("g").started.is_set() and not reached.is_set():
+                reached.set()
+                await go_on.wait()
+
+    async def ask_form(ctx: Any, arguments: Json) -> str:
+        await w.box.gate("g").arrive()
+        try:
+            return str(await ctx.session.elicit_form("?", SCHEMA))
+        finally:
+            cancelled.set()
+
+    async with world(store=SlowStore(), box=box_of(ask_form)) as w:
+        call = await w.waits(client_of(w).send("tools/call", {"name": "ask_form"}))
+        # The deadline of its session is moved before it is answered.
+        w.clock.advance(100)
+        w.box.gate("g").go.set()
+        await at_most(10, reached.wait())
+        call.leave()
+        await call.gone()
+        go_on.set()
+        await at_most(10, cancelled.wait())
 
 
 async def test_what_a_handler_changes_is_in_the_last_answer() -> None:
