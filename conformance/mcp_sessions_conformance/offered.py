@@ -13,6 +13,8 @@ _KINDS: Json = {
     "on": "a",
     "method": "tools/call",
     "params": {"name": "beside", "arguments": {}},
+    # A server may say in a result that it has no such tool. That text names no kinds.
+    "result": {"isError": {"$not": True}},
     "capture": {"kinds": "/content/0/text"},
 }
 ASKS = Vector(

@@ -7,6 +7,7 @@ import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 
+from mcp_sessions import SessionLayer
 from mcp_sessions_conformance.loader import Vector
 from mcp_sessions_conformance.offered import LACKS_TOOLS
 from mcp_sessions_conformance.peer import Limits
@@ -70,7 +71,10 @@ async def test_what_needs_sessions_fails_and_the_rest_passes(
     assert passed == NEEDS_NO_SESSION, as_text(done)
 
 
-async def test_a_server_without_the_tools_is_told_so_at_once(vectors: list[Vector]) -> None:
+@pytest.mark.parametrize("has_layer", [False, True])
+async def test_a_server_without_the_tools_is_told_so_at_once(
+    has_layer: bool, vectors: list[Vector]
+) -> None:
     """It is some server that a user has, and each vector would fail for that reason."""
     server = MCPServer[Any]("notes", version="1.0")
 
@@ -79,7 +83,8 @@ async def test_a_server_without_the_tools_is_told_so_at_once(vectors: list[Vecto
         return text
 
     del add
-    with serve(server.streamable_http_app()) as running:
+    app = SessionLayer(server).asgi_app() if has_layer else server.streamable_http_app()
+    with serve(app) as running:
         done = await run([parse_target(running.url())], vectors, limits=IMPATIENT)
 
     assert not done.is_conformant and not done.outcomes
