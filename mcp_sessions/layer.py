@@ -254,7 +254,9 @@ class SessionLayer:
         settings = EndpointSettings(
             path=path, host=host, security=security, max_body=max_body, application=application
         )
-        return self._assembly.endpoint(settings).app(self.lifespan, extra_routes)
+        app = self._assembly.endpoint(settings).app(self.lifespan, extra_routes)
+        app.state.mcp_sessions_layer = self
+        return app
 
     @checked()
     def health_routes(self, path: str = "/") -> list[BaseRoute]:

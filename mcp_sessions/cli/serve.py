@@ -308,16 +308,17 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str, ExternalServ
 
     external = external_server(options)
     with replacing(REPLACED, partial(options_over, options)):
-        loaded = external or load_target(options.target, kinds=(_is_layer, _is_server))
-        if _is_layer(loaded):
-            layer = cast("SessionLayer", loaded)
+        loaded = external or load_target(options.target, kinds=(_is_layer, _is_app, _is_server))
+        own = cast("Any", loaded).state.mcp_sessions_layer if _is_app(loaded) else loaded
+        if _is_layer(own):
+            layer = cast("SessionLayer", own)
         else:
             from mcp_sessions.layer import SessionLayer
 
-            layer = SessionLayer(cast("SdkServer | ExternalServer", loaded), store=DEFAULT_STORE)
+            layer = SessionLayer(cast("SdkServer | ExternalServer", own), store=DEFAULT_STORE)
     # The code, or FastMCP's providers, may have changed logging.
     logs.take_over()
-    if layer is not loaded:
+    if layer is not own:
         return layer, redacted(options.store or DEFAULT_STORE), external
     say_options_over(options)
     if options.store is not None:
@@ -334,6 +335,13 @@ def _is_layer(value: object) -> bool:
     from mcp_sessions.layer import SessionLayer
 
     return isinstance(value, SessionLayer)
+
+
+def _is_app(value: object) -> bool:
+    """Whether ``SessionLayer.asgi_app`` made it: the file may have no other name for the layer."""
+    from mcp_sessions_transports.http.endpoint import MountedApp
+
+    return isinstance(value, MountedApp)
 
 
 def _is_server(value: object) -> bool:

@@ -215,6 +215,24 @@ def test_a_layer_of_a_file_gets_api_keys(keys: str, here: Path) -> None:
         assert known.status_code != 401
 
 
+@pytest.mark.parametrize("target", ["made.py", "made.py:app"])
+def test_a_layer_that_only_its_application_names_is_served(
+    keys: str, here: Path, target: str
+) -> None:
+    """Otherwise its keys and its store would not count, and nothing would say so."""
+    (here / "made.py").write_text(
+        "from mcp.server import MCPServer\n"
+        "from mcp_sessions import SessionLayer\n"
+        "mcp = MCPServer('notes')\n"
+        "app = SessionLayer(mcp, api_keys='keys.json', store='sqlite:///made.db').asgi_app()\n"
+    )
+    with serving(here, target) as process:
+        lines = "".join(read_lines(process, 5))
+        url = next(word for word in lines.split() if word.startswith("http://"))
+        assert "SQLiteStore, as set in the SessionLayer" in lines
+        assert httpx2.post(url, json={}).status_code == 401
+
+
 def server() -> Any:
     return StdioServer(sys.executable, "-S", CHILD)
 
