@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import anyio.from_thread
 
-from mcp_sessions.client.jar import OpenTask, SavedSession, open_task_of
-from mcp_sessions.core.messages import entries_of, members_of
+from mcp_sessions.client.jar import OpenTask, SavedSession, open_task_of, saved_session_of
+from mcp_sessions.core.messages import decode, encode, entries_of, members_of
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.contract import SessionStore
@@ -72,17 +72,12 @@ class StoreSlot:
         self._name, self._tasks_name = name, f"tasks of {name}"
 
     def load(self) -> SavedSession | None:
-        saved = _in_the_loop(self._jar.read, self._name)
-        if not isinstance(saved, dict):
-            return None
-        try:
-            return SavedSession(**cast("dict[str, Any]", saved))
-        except TypeError:
-            return None  # of another version of this library
+        return saved_session_of(_in_the_loop(self._jar.read, self._name))
 
     def save(self, session: SavedSession | None) -> None:
         content = asdict(session) if session is not None else None
-        _in_the_loop(self._jar.change, self._name, content)
+        # As each store gives it back: one in memory would keep the tuples.
+        _in_the_loop(self._jar.change, self._name, decode(encode(content)))
 
     def load_tasks(self) -> Sequence[OpenTask]:
         saved = entries_of(_in_the_loop(self._jar.read, self._tasks_name))

@@ -313,11 +313,19 @@ class Openings:
         """
         forgotten = 0
         for record in await self._store.all_sessions(ANONYMOUS):
-            is_open = self._registry.find(record.session_id) is not None
-            if record.mode is Mode.AGENT and not is_open and catalogue.used_at(record) < before:
-                await self._store.end(record.session_id)
-                forgotten += 1
+            if record.mode is Mode.AGENT and catalogue.used_at(record) < before:
+                forgotten += await self._forget_unused(record.session_id, before)
         return forgotten
+
+    async def _forget_unused(self, session_id: SessionId, before: float) -> bool:
+        async with self._registry.lock(session_id):
+            # It may have been used since it was listed.
+            record = await self._store.load(session_id, now=self._clock())
+            is_open = self._registry.find(session_id) is not None
+            if record is None or is_open or catalogue.used_at(record) >= before:
+                return False
+            await self._store.end(session_id)
+            return True
 
     async def client_disconnected(self, link: Link) -> None:
         for conversation in self._registry.shown_to(link):

@@ -111,6 +111,24 @@ class OpenCalls:
         return changed is not None or call is not None
 
 
+def saved_session_of(saved: object) -> SavedSession | None:
+    """Return a session as a jar has it; None: it is none."""
+    members = members_of(saved)
+    session_id, position = members.get("session_id"), members.get("position")
+    if not isinstance(session_id, str):
+        return None
+    return SavedSession(
+        session_id,
+        state=_text(members.get("state")),
+        expires_at=_text(members.get("expires_at")),
+        position=position if isinstance(position, (str, int)) else None,
+        resumable=members.get("resumable") is not False,
+        instance=_text(members.get("instance")),
+        routes=members.get("routes") is True,
+        open_calls=tuple(filter(None, map(open_call_of, entries_of(members.get("open_calls"))))),
+    )
+
+
 def open_task_of(saved: object) -> OpenTask | None:
     members = members_of(saved)
     task_id, tool, arguments = (members.get(name) for name in ("task_id", "tool", "arguments"))
@@ -315,21 +333,7 @@ class _FileSlot:
         self._held = held
 
     def load(self) -> SavedSession | None:
-        members = members_of(self._jar.read().get(self._name))
-        each_call = entries_of(members.get("open_calls"))
-        session_id, position = members.get("session_id"), members.get("position")
-        if not isinstance(session_id, str):
-            return None
-        return SavedSession(
-            session_id,
-            state=_text(members.get("state")),
-            expires_at=_text(members.get("expires_at")),
-            position=position if isinstance(position, (str, int)) else None,
-            resumable=members.get("resumable") is not False,
-            instance=_text(members.get("instance")),
-            routes=members.get("routes") is True,
-            open_calls=tuple(call for each in each_call if (call := open_call_of(each))),
-        )
+        return saved_session_of(self._jar.read().get(self._name))
 
     def save(self, session: SavedSession | None) -> None:
         self._jar.change(self._name, asdict(session) if session is not None else None)

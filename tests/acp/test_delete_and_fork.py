@@ -1,6 +1,7 @@
 """``session/delete`` and ``session/fork``, and conversations that nobody uses any more."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,8 +12,10 @@ from acp import schema
 from mcp_sessions.acp import AcpSessionLayer, conversation_methods
 from mcp_sessions.acp.agent_layer import logger
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.principal import Principal
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory.memory_store import MemoryStore
+from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from tests.support.conversations import (
     Json,
@@ -23,6 +26,7 @@ from tests.support.conversations import (
     conversation,
     prompt,
 )
+from tests.support.copied import copied
 from tests.support.replicas import two_shared_stores
 
 
@@ -232,6 +236,42 @@ async def test_conversations_that_nobody_uses_are_forgotten(
         assert await service.openings.forget(clock() - 100) == 0
         assert old not in await listed(client)
     assert "1 conversations were deleted: nobody used them any more" in caplog.messages
+
+
+class UsedSinceListed(KeptMemory):
+    """Somebody uses a conversation when it was listed, and closes it before its turn comes."""
+
+    use: Callable[[], Awaitable[object]] | None = None
+
+    async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
+        listed = copied(await super().all_sessions(principal))
+        use, self.use = self.use, None
+        if use is not None:
+            await use()
+        return listed
+
+
+async def test_a_conversation_that_was_used_since_it_was_listed_is_kept() -> None:
+    """It was deleted for how it had been when the round began."""
+    clock, store = Clock(), UsedSinceListed()
+    layer = AcpSessionLayer(ScriptedAgent(), store=store, clock=clock)
+    async with layer, client_of(layer) as client:
+        await client.initialize()
+        session_id = await client.new()
+        await client.ask("session/close", {"sessionId": session_id})
+        clock.now += 500
+
+        async def use() -> None:
+            await client.load(session_id)
+            await client.prompt(session_id, "again")
+            await client.ask("session/close", {"sessionId": session_id})
+
+        store.use = use
+        service = cast(Any, layer)._service
+        assert await service.openings.forget(clock() - 100) == 0
+        assert await listed(client) == [session_id]
+        clock.now += 500
+        assert await service.openings.forget(clock() - 100) == 1
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("inf")])
