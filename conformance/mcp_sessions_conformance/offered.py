@@ -88,8 +88,7 @@ def offered_in(player: Player) -> Offered:
     named = frozenset(listed) if listed and all(isinstance(f, str) for f in listed) else None
     if not player.has_received:
         return Offered(named)
-    kinds: Any = player.scene.names.get("kinds")
-    return Offered(named, frozenset(kinds.split()) if isinstance(kinds, str) else frozenset())
+    return Offered(named, frozenset(str(player.scene.names.get("kinds", "")).split()))
 
 
 def lacks_tools(player: Player) -> bool:
