@@ -57,7 +57,6 @@ BENCHES = (
         ("--rounds", "1", "--stores", "memory"),
         ("--rounds", "2", "--stores", "memory"),
     ),
-    Bench("tokens", 600, ("--calls", "100", "--rounds", "2"), ("--calls", "300")),
     Bench(
         "workers",
         400,

@@ -19,7 +19,7 @@ PAGE = "figures.md"
 PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "calls": (
         "Figures of calls",
-        ("calls", "duplex", "lone", "stores", "conversations", "tasks", "children", "tokens"),
+        ("calls", "duplex", "lone", "stores", "conversations", "tasks", "children"),
     ),
     "events": ("Figures of events", ("core", "fanout", "attached", "resume", "closing", "recover")),
     "sessions": (

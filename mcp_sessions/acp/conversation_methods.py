@@ -27,7 +27,7 @@ from mcp_sessions.acp.agent import AgentSide
 from mcp_sessions.acp.agent_questions import Json
 from mcp_sessions.acp.conversation_jar import StoreJar
 from mcp_sessions.acp.link import Incoming, Link
-from mcp_sessions.acp.open_conversation import Call, OpenConversation, Opening
+from mcp_sessions.acp.open_conversation import Call, OpenConversation, Opening, Record
 from mcp_sessions.acp.params import (
     ServerSpec,
     absolute,
@@ -38,7 +38,6 @@ from mcp_sessions.acp.params import (
     session_id_of,
 )
 from mcp_sessions.acp.prompts import Options, Prompts
-from mcp_sessions.acp.record import Record
 from mcp_sessions.acp.registry import Registry
 from mcp_sessions.acp.servers import UNKNOWN_TYPE, Servers, Unreachable
 from mcp_sessions.core.states import Mode

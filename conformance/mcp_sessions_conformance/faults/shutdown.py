@@ -177,28 +177,6 @@ FAULTS = (
     Fault("keeps-answers", "gives kept answers without a store", to_client=_keeps_answers),
 )
 
-CAUGHT_BY = """\
-what-a-draining-server-refuses-did-not-begin: begins-what-it-refuses
-a-draining-server-says-that-it-did-not-begin: draining-is-a-failure
-a-draining-server-closes-1012: goes-away-at-last
-a-draining-server-refuses-new-requests: fails-meanwhile
-a-draining-server-takes-answers: takes-no-answers
-a-draining-server-says-when-to-come-back: drains-in-silence
-a-running-request-keeps-its-session: expires-while-it-runs
-only-requests-keep-a-session: stays-after-the-notice
-expires-at-is-not-later-than-the-truth: promises-more
-what-is-too-old-is-expired: expired-is-evicted
-who-takes-nothing-is-cut: buffers-everything
-what-has-no-listener-is-given-up: runs-on
-without-a-store-there-is-no-session-start: starts-without-a-store
-a-sealed-id-has-a-fixed-end: moves-its-end
-a-sealed-id-is-its-owners: one-principal
-the-token-is-the-state: goes-on-from-the-newest
-deleting-revokes-nothing-without-a-store: fails-to-delete
-without-a-store-keys-and-events-are-none: keeps-answers
-"""
-"""Lines of ``broken.py``."""
-
 PROVES = """\
 ERR15: begins-what-it-refuses by what-a-draining-server-refuses-did-not-begin
 WSS17: goes-away-at-last by a-draining-server-closes-1012
