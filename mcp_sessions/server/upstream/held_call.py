@@ -63,9 +63,11 @@ class HeldCall:
     )
     """Progress and log messages that its handler sent while no round was open."""
 
+    _is_telling: bool = field(init=False, default=False)
+
     def keeps(self, method: str, params: Mapping[str, Any] | None) -> bool:
         """Keep a message for the next round. False: a round is open, and its client gets it now."""
-        if self.name is None and not self._said:
+        if self.name is None and not (self._said or self._is_telling):
             return False
         self._said.append((method, params, len(encode(params))))
         while len(self._said) > _MOST or sum(size for *_, size in self._said) > _MOST_BYTES:
@@ -75,14 +77,15 @@ class HeldCall:
 
     async def tells(self) -> None:
         """Send the newest request what was kept."""
+        # What is said meanwhile comes after it.
+        self._is_telling = True
         while self._said:
-            # It stays until it is sent: what is said meanwhile comes after it.
-            method, params, _ = self._said[0]
+            method, params, _ = self._said.popleft()
             if method == method_names.PROGRESS:
                 await self.call.newest.report(params or {})
             else:
                 await self.call.newest.notify(method, params)
-            self._said.popleft()
+        self._is_telling = False
 
     def asked(self, params: Mapping[str, Any] | None, questions: Mapping[str, Any]) -> None:
         self._largest = max(self._largest, len(encode(params or {})))
@@ -154,9 +157,6 @@ class _Round:
             raise
         finally:
             self.senders -= 1
-
-    def release(self) -> None:
-        self.cancel = _nothing
 
 
 class RepeatedRounds:
@@ -234,7 +234,7 @@ class RepeatedRounds:
             error = failed.error
         finally:
             begun.answer.set_result(UpstreamError(error) if result is None else result)
-            begun.release()
+            begun.cancel = _nothing
             self._keep(begun.name, held, len(encode(error if result is None else result)))
 
     def _keep(self, name: str, held: HeldCall, size: int) -> None:

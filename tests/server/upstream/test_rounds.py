@@ -5,6 +5,7 @@ What holds for a command as well is in `tests/server/upstream/external/test_peer
 
 import asyncio
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import mcp_types as types
@@ -12,7 +13,7 @@ import pytest
 from mcp.shared.exceptions import MCPError, NoBackChannelError
 
 from mcp_sessions import current_session
-from mcp_sessions.server.upstream.held_call import HeldCall
+from mcp_sessions.server.upstream.held_call import HeldCall, new_outcome
 from mcp_sessions.stores.memory.memory_store import MemoryStore
 from tests.server.upstream.external.test_peer_in_rounds import UNKNOWN, again
 from tests.server.upstream.external.test_upstream import user
@@ -185,6 +186,29 @@ async def test_what_waits_for_the_next_round_is_bounded(caplog: pytest.LogCaptur
             assert steps == list(range(1001 - len(steps), 1001))
             assert most - 8 < len(steps) <= most
     assert "the oldest is left out" in caplog.text
+
+
+async def test_what_is_said_while_the_next_round_is_told_displaces_no_more_than_it_has_to() -> None:
+    """The client of the next round reads slowly, and the handler says more than is kept."""
+    told: list[Any] = []
+    sending, go_on = asyncio.Event(), asyncio.Event()
+
+    async def notify(method: str, params: Any) -> None:
+        sending.set()
+        await go_on.wait()
+        told.append(params["data"])
+
+    call: Any = SimpleNamespace(newest=SimpleNamespace(notify=notify))
+    held = HeldCall(call, "owner", "what", lambda: None, new_outcome(), name="waits")
+    assert held.keeps("notifications/message", {"data": "first"})
+    held.name = None
+    telling = asyncio.create_task(held.tells())
+    await at_most(10, sending.wait())
+    for said in ("x" * 70_000, "second", "third"):
+        assert held.keeps("notifications/message", {"data": said})
+    go_on.set()
+    await at_most(10, telling)
+    assert told == ["first", "second", "third"]
 
 
 @pytest.mark.parametrize("declared", [{}, {"roots": {}}, {"elicitation": {"url": {}}}])
