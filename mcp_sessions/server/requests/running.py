@@ -383,24 +383,19 @@ class RunningRequest:
     # --- as a task -----------------------------------------------------------------------------
 
     def _may_become_task(self, tasks: Tasks) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(tasks.policy.after, self._try_to_become_task, tasks)
+        def try_it() -> None:
+            self._shared.background.run(IN_BACKGROUND, self._become_task(tasks))
 
-    def _try_to_become_task(self, tasks: Tasks) -> None:
-        self._shared.background.run(IN_BACKGROUND, self._become_task(tasks))
+        self._timer = asyncio.get_running_loop().call_later(tasks.policy.after, try_it)
 
     async def _become_task(self, tasks: Tasks) -> None:
         inbound = self._call.inbound
         if not self._can_become_task:
             return
         try:
-            task = await tasks.create(inbound.principal, inbound.peer, inbound.scope, self.record)
-        except StoreUnavailable as failed:
+            task = await tasks.create(inbound, self.record, lambda: self._can_become_task)
+        except (LimitReached, StoreUnavailable) as failed:
             logger.warning("a call became no task: %s", failed)
-            if not self.done:
-                self._may_become_task(tasks)
-        except LimitReached as reached:
-            logger.warning("a call became no task: %s", reached)
         else:
             await self._becomes(task, tasks)
 

@@ -45,6 +45,7 @@ from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.calls.shares import share_of
 from mcp_sessions.server.cluster.replica import Replica
 from mcp_sessions.server.cluster.replica_messages import TaskChanged
+from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.server.requests.running_task import RunningTask, time_of
 from mcp_sessions.server.requests.task_listeners import Say, TaskListeners
 from mcp_sessions.server.upstream.accepted_questions import asks_of
@@ -67,6 +68,9 @@ _EVERY: Final = 30.0
 
 _ENDING: Final = 1.0
 """Seconds that a poll waits until the end of a task, or its question, is stored."""
+
+_AGAIN: Final = 1.0
+"""Seconds until a task is stored, if the store was away."""
 
 _PATIENCE: Final = 10.0
 """Seconds that a client without tasks waits for the end of one, at the most."""
@@ -106,19 +110,21 @@ class Tasks:
     # --- a call becomes a task ---------------------------------------------------------------
 
     async def create(
-        self, principal: Principal, peer: Any, scope: Any, session: SessionRecord | None = None
+        self, inbound: Inbound, session: SessionRecord | None, waits: Callable[[], bool] | None
     ) -> RunningTask:
         """Store a new task of a caller.
 
         Args:
             session: The session of its call, which its client knows.
+            waits: Whether it may still be stored later, if the store is away. However often that
+                is tried, it has the room of one task. None: it may not.
 
         Raises:
             LimitReached: There are too many, or too many of the caller's.
             StoreUnavailable: It is not known whether it is stored.
         """
-        task_id = mint_session_id()
-        await self._make_room(task_id, share_of(principal, scope))
+        task_id, principal, peer = mint_session_id(), inbound.principal, inbound.peer
+        await self._make_room(task_id, share_of(principal, inbound.scope))
         # A log is read with fewer scopes than its session's in no case, but perhaps with fewer than
         # this call's.
         if session is not None and not session.principal.scopes >= principal.scopes:
@@ -130,7 +136,15 @@ class Tasks:
         task = RunningTask(self, task_id, record, asks)
         self._here[task_id] = task
         try:
-            await self._store(task_id, record)
+            while True:
+                try:
+                    await self._store(task_id, record)
+                    break
+                except StoreUnavailable as failed:
+                    if waits is None or not waits():
+                        raise
+                    logger.warning("a call became no task yet: %s", failed)
+                await asyncio.sleep(_AGAIN)
         except BaseException:
             # The store may have it.
             self.discard(task)
@@ -143,48 +157,51 @@ class Tasks:
 
         Raises:
             LimitReached: The client itself has as many as any other, or as many as one may have.
-            StoreUnavailable: What goes may still be stored.
+            StoreUnavailable: It loses nothing. What was to go may not be stored any more.
         """
         most = self.policy.max_tasks_per_principal
         own = self._shares.get(share, {})
         if len(own) >= most:
             raise LimitReached("max_tasks_per_principal", most)
-        loser = None
+        loser = losing = None
         if len(self._owners) >= self._most:
             heaviest = max(self._shares.values(), key=len)
             if len(heaviest) <= len(own) + 1:
                 raise LimitReached("max_tasks", self.policy.max_tasks)
             loser = next(iter(heaviest))
-            self._uncount(loser)
+            losing = self._uncount(loser)
         self._shares.setdefault(share, {})[task_id] = None
         self._owners[task_id] = share
         if loser is not None:
-            await self._lose(loser, instead_for=task_id)
+            await self._lose(loser, losing, instead_for=task_id)
 
-    async def _lose(self, loser: SessionId, *, instead_for: SessionId) -> None:
+    async def _lose(self, loser: SessionId, share: Hashable, *, instead_for: SessionId) -> None:
+        try:
+            await self.store.end(loser)
+        except BaseException:
+            self._uncount(instead_for)
+            if loser in self._here or loser in self._kept:
+                # It stays, and is the oldest of its client again.
+                self._owners[loser] = share
+                self._shares[share] = {loser: None, **self._shares.get(share, {})}
+            raise
         logger.warning(
             "task %s is forgotten: its owner has the most of too many",
             digest(loser),
         )
-        self._kept[loser] = self.clock()
         here = self._here.pop(loser, None)
         if here is not None:
             here.stop(wire_error(LimitReached("max_tasks", self.policy.max_tasks)))
-        try:
-            await self.store.end(loser)
-        except BaseException:
-            # The next round removes it.
-            self._uncount(instead_for)
-            raise
         self._kept.pop(loser, None)
         self._listeners.changed(loser)
 
-    def _uncount(self, task_id: SessionId) -> None:
+    def _uncount(self, task_id: SessionId) -> Hashable:
         share = self._owners.pop(task_id, None)
         tasks = self._shares.get(share, {})
         tasks.pop(task_id, None)
         if not tasks:
             self._shares.pop(share, None)
+        return share
 
     def _new(self, principal: Principal, session: SessionId | None = None) -> TaskRecord:
         return TaskRecord.new(

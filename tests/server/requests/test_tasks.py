@@ -574,8 +574,10 @@ async def test_a_poll_costs_the_same_however_many_tasks_are_open() -> None:
         task = await client.call("wait", {"gate": "g"}).result()
         await got(client, task)
         alone = await function_calls(got(client, task))
+        peer = SimpleNamespace(capabilities={}, modern=True)
+        inbound: Any = SimpleNamespace(principal=ANONYMOUS, peer=peer, scope=None)
         for _ in range(9_999):
-            await tasks.create(ANONYMOUS, SimpleNamespace(capabilities={}, modern=True), None)
+            await tasks.create(inbound, None, None)
         assert len(tasks._here) == 10_000
         among_many = await function_calls(got(client, task))
         call = await function_calls(client.call("echo", {"text": "hi"}).result())

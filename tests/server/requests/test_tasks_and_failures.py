@@ -1,6 +1,7 @@
 """A task ends once, and its client learns it, whatever fails after its handler (SEP-2663)."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,20 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.memory.memory_store import MemoryStore
+from mcp_sessions.stores.records import Peer
 from tests.server.requests.test_task_listening import listen_to, told
-from tests.server.requests.test_tasks import AT_ONCE, ENDED, Box, client_of, named, tasks_of, until
+from tests.server.requests.test_tasks import (
+    AT_ONCE,
+    CAPABILITIES,
+    ENDED,
+    Box,
+    client_of,
+    got,
+    named,
+    tasks_of,
+    until,
+)
+from tests.support.modern import ModernClient
 from tests.support.raw import Json
 from tests.support.world import World, world
 
@@ -113,7 +126,60 @@ async def test_an_outcome_that_cannot_be_written_is_an_error_of_the_task() -> No
 async def running_task(w: World) -> Any:
     """A task of a client that nobody knows."""
     tasks = tasks_of(w)
-    peer: Any = type("Peer", (), {"modern": True, "capabilities": {}})
-    task = await tasks.create(ANONYMOUS, peer, None)
+    inbound: Any = SimpleNamespace(principal=ANONYMOUS, peer=Peer("2026-07-28"), scope=None)
+    task = await tasks.create(inbound, None, None)
     assert isinstance(task.record, TaskRecord)
     return task
+
+
+class Away(MemoryStore):
+    """Takes nothing new while it is away, and ends nothing."""
+
+    is_away = False
+
+    async def create(self, *args: Any, **more: Any) -> Any:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        return await super().create(*args, **more)
+
+    async def end(self, session_id: Any) -> Any:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        return await super().end(session_id)
+
+
+async def test_a_call_that_becomes_no_task_while_the_store_is_away_takes_the_room_of_one() -> None:
+    """However long that is. Otherwise its client has no room for tasks when the store is back."""
+    store = Away()
+    policy = TaskPolicy(after=0.01, always={"echo"}, max_tasks_per_principal=3)
+    async with world(store=store, tasks=policy) as w:
+        client = client_of(w)
+        store.is_away = True
+        call = await w.waits(client.call("wait", {"gate": "g"}))
+        await asyncio.sleep(60)
+        store.is_away = False
+        for _ in range(2):
+            task = await client.call("echo", {"text": "hi"}).result()
+            assert task["resultType"] == "task"
+        assert (await call.result())["resultType"] == "task"
+        assert len(await store.all_sessions()) == 3
+
+
+async def test_a_task_loses_its_room_to_a_task_that_is_made_and_to_no_other() -> None:
+    store = Away()
+    policy = TaskPolicy(always={"wait"}, max_tasks=4)
+    async with world(store=store, tasks=policy) as w:
+        flood, bystander = [
+            ModernClient(await w.carrier_from(address), capabilities=CAPABILITIES)
+            for address in ("192.0.2.1", "192.0.2.2")
+        ]
+        made = [await flood.call("wait", {"gate": "g"}).result() for _ in range(4)]
+        store.is_away = True
+        for _ in range(3):
+            assert (await bystander.call("wait", {"gate": "g"}).done()).status == 503
+        store.is_away = False
+        assert [(await got(flood, task))["status"] for task in made] == ["working"] * 4
+        await bystander.call("wait", {"gate": "g"}).result()
+        assert (await flood.send("tasks/get", named(made[0])).error())["code"] == -32602
+        assert [(await got(flood, task))["status"] for task in made[1:]] == ["working"] * 3
+        assert len(tasks_of(w)._owners) == len(await store.all_sessions()) == 4

@@ -68,9 +68,7 @@ class TaskCalls(Stage):
             return None
         call.tasking = tasking = Tasking(self._tasks, is_told=is_told)
         if tool in policy.always or tool in policy.required:
-            tasking.running = await self._tasks.create(
-                inbound.principal, inbound.peer, inbound.scope, call.record
-            )
+            tasking.running = await self._tasks.create(inbound, call.record, None)
         elif tool not in policy.never:
             tasking.after = policy.after
         return None
