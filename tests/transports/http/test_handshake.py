@@ -8,6 +8,7 @@ import mcp_types as types
 import pytest
 from mcp.server.context import CallNext, HandlerResult
 
+from mcp_sessions import Conversations
 from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions_transports.http.channel import PostChannel
@@ -679,3 +680,27 @@ async def test_notifications_whose_handlers_do_not_end_are_bounded() -> None:
         await client.notify(CHANGED)
         await cycles()
         assert len(begun) == 4
+
+
+async def test_strangers_without_a_session_have_notifications_of_their_own() -> None:
+    """ERR6: without authentication all of them counted as one, so that the handlers of one kept
+    everybody else's notifications out.
+    """
+    async with world(max_running_requests=2, conversations=Conversations()) as w:
+        begun: list[str] = []
+        go = asyncio.Event()
+
+        async def handler(ctx: object, params: types.NotificationParams) -> None:
+            begun.append("handled")
+            await go.wait()
+
+        w.box.server.add_notification_handler(CHANGED, types.NotificationParams, handler)
+        client, other = w.client(), RawClient(await w.carrier_from("203.0.113.7"))
+        for _ in range(5):
+            await client.notify(CHANGED)
+        await cycles()
+        assert len(begun) == 2
+        await other.notify(CHANGED)
+        await cycles()
+        assert len(begun) == 3
+        go.set()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +44,10 @@ from mcp_sessions.errors import (
     Status,
     StoreUnavailable,
 )
-from mcp_sessions.ids import ConnectionId, StreamName, process_of
-from mcp_sessions.principal import Principal
+from mcp_sessions.ids import StreamName, process_of
 from mcp_sessions.protocol_versions import DEFAULT_VERSION
 from mcp_sessions.seldom import Seldom
+from mcp_sessions.server.calls.shares import share_of
 from mcp_sessions.server.connection.connection import HttpFacts, Inbound
 from mcp_sessions.server.connection.joint_admission import JointAdmission
 from mcp_sessions.server.delivery.questions import confirmed
@@ -184,7 +184,7 @@ class HandshakeHttp:
         self._turns = Turns()
         self._get = HttpGet(served, self._turns)
         self._background = Background()
-        self._handled: dict[ConnectionId | Principal, int] = {}
+        self._handled: dict[Hashable, int] = {}
         """How many notifications of a sender are handled now."""
 
         # Kept: asking for the running loop costs a system call per question.
@@ -332,14 +332,13 @@ class HandshakeHttp:
             handled = await self._served.router.notification(message, inbound)
             if handled is not None:
                 # In a task: a handler may wait for the client, and the client for this 202.
-                self._handle(connection.id if connection is not None else principal, handled)
+                share = share_of(principal, scope)
+                self._handle(connection.id if connection is not None else share, handled)
         session_id = connection.session_id if connection is not None else None
         await send_text(send, 202, session_id=session_id)
         return None
 
-    def _handle(
-        self, sender: ConnectionId | Principal, handling: Coroutine[Any, Any, None]
-    ) -> None:
+    def _handle(self, sender: Hashable, handling: Coroutine[Any, Any, None]) -> None:
         """Handle a notification concurrently. A sender has at most as many as requests (ERR6)."""
         most = self._served.policy.max_running_requests
         if self._handled.get(sender, 0) >= most:
@@ -354,7 +353,7 @@ class HandshakeHttp:
         task = self._background.run("a notification that was accepted", handling)
         task.add_done_callback(lambda _: self._was_handled(sender))
 
-    def _was_handled(self, sender: ConnectionId | Principal) -> None:
+    def _was_handled(self, sender: Hashable) -> None:
         self._handled[sender] -= 1
         if not self._handled[sender]:
             del self._handled[sender]
