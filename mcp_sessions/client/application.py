@@ -155,6 +155,9 @@ class Listens:
         return [_acknowledgement(request, honored) for request in fresh]
 
     def largest(self) -> PendingRequest | None:
+        """Return the stream to refuse, of those that the application does not know to be open if
+        there are any.
+        """
         fresh = [each for each in self._open.values() if not each.is_acknowledged]
         return max(
             fresh or self._open.values(), key=lambda each: len(encode(each.message)), default=None

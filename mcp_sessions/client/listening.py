@@ -20,7 +20,7 @@ from mcp_sessions.client.dialer import Failed, Failure, Link
 from mcp_sessions.client.requests import PendingRequest, RequestRefused
 from mcp_sessions.client.sessions import KnownServer
 from mcp_sessions.client.state import ClientState, Phase, Runtime
-from mcp_sessions.core.messages import Json, error_body
+from mcp_sessions.core.messages import Json, error_body, members_of
 from mcp_sessions.core.resume import FailureCause, is_away
 from mcp_sessions.errors import INVALID_REQUEST, SESSION_NOT_FOUND
 
@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 _TOO_LARGE = 413
 """The status of a request that is more than the server takes."""
+
+_REFUSED = (401, 403)
+"""Those of a credential that is not accepted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -140,12 +143,12 @@ class Listener:
             self._control.gave_up_on_attempt(failure)
         self._app.listens.cut()
         self._look_at_state(failure.error)
+        error = failure.error or error_body(INVALID_REQUEST, failure.explanation)
         if failure.status == _TOO_LARGE:
             # Asked for again it would be as large.
-            largest = self._app.listens.largest()
-            error = failure.error or error_body(INVALID_REQUEST, failure.explanation)
-            if largest is not None:
-                await self._app.answer(largest, error["code"], error["message"], error.get("data"))
+            await self._refuse(error)
+        elif not was_open and (failure.is_answer or failure.status in _REFUSED):
+            await self._refuse_new(error)
         is_lost = was_open or failure.cause is FailureCause.UNREACHABLE
         if link is not None and is_lost and is_away(failure.cause, failure.status):
             # One that never opened may be what this path does not let through: that alone is no
@@ -154,18 +157,36 @@ class Listener:
         else:
             self.see_to_it(delayed=True)
 
-    def ended(self, message: Json) -> None:
+    async def ended(self, message: Json) -> None:
         """Handle the end of the stream: it stops, another client listens now, or the session is
-        gone.
+        gone. Or the server refused it.
         """
+        was_open = self._app.listens.is_answered
         self._app.listens.cut()
         error = cast("Json", message.get("error") or {})
         if error.get("code") == SESSION_NOT_FOUND:
             self._restart()
             return
         self._look_at_state(error)
+        if error and not was_open:
+            await self._refuse_new(error)
         if self._state.phase is Phase.READY and self._app.listens:
             self.see_to_it(delayed=True)
+
+    async def _refuse_new(self, error: Json) -> None:
+        """Give the application an error that its newest stream would get again. Streams that were
+        open stay, without that one.
+        """
+        may_pass = error.get("code") == SESSION_NOT_FOUND or messages.says_state_refused(error)
+        may_pass = may_pass or "retryAfter" in members_of(error.get("data"))
+        largest = self._app.listens.largest()
+        if largest is not None and not (may_pass or largest.is_acknowledged):
+            await self._refuse(error)
+
+    async def _refuse(self, error: Json) -> None:
+        largest = self._app.listens.largest()
+        if largest is not None:
+            await self._app.answer(largest, error["code"], error["message"], error.get("data"))
 
     def _look_at_state(self, error: Json | None) -> None:
         session = self._peer.session

@@ -452,7 +452,7 @@ class ResumingClient:
             return
         wire_id = cast(RequestId, message.get("id"))
         if app.listens.wire_id is not None and wire_id == app.listens.wire_id:
-            self._listener.ended(message)
+            await self._listener.ended(message)
             return
         pending = app.requests.find(wire_id)
         if pending is None:

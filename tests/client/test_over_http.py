@@ -10,9 +10,11 @@ from mcp import Client, MCPError
 from mcp.server import MCPServer
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_sessions import SessionLayer, SessionPolicy
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.client_transport import resumable
+from mcp_sessions.errors import LIMIT_REACHED
 from tests.support.apps import make_app
 from tests.support.proxy import Side, TcpProxy
 from tests.support.raw import RawClient, SocketCarrier
@@ -245,6 +247,44 @@ async def test_several_listen_streams_of_an_application_share_the_sessions_one()
         async with it.client.listen(resource_subscriptions=["note://1"]) as three:
             await it.change_from_another("note://1")
             assert getattr(await anext(three), "uri", None) == "note://1"
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+async def test_a_listen_stream_that_the_server_refuses_has_its_error(scheme: str) -> None:
+    """As with the SDK's own transport. The application waited for ever, and the server was asked
+    for ever. What was open before stays.
+    """
+    app = make_app("mcpserver")
+    layer = SessionLayer(app.server, policy=SessionPolicy(max_subscriptions=1))
+    async with connected("auto", scheme, made=(app, layer)) as it:
+        async with it.client.listen(resource_subscriptions=["note://1"]) as one:
+            with pytest.raises(MCPError) as refused:
+                async with it.client.listen(resource_subscriptions=["note://2"]):
+                    raise AssertionError("there is no room for it")
+            assert refused.value.error.code == LIMIT_REACHED
+            await it.change_from_another("note://1")
+            assert getattr(await anext(one), "uri", None) == "note://1"
+
+
+@pytest.mark.parametrize("code", [401, 403])
+async def test_a_listen_stream_without_a_credential_has_an_error(code: int) -> None:
+    _, layer = app_of()
+    endpoint = layer.asgi_app()
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        fields = dict(scope["headers"]) if scope["type"] == "http" else {}
+        if fields.get(b"mcp-method") == b"subscriptions/listen":
+            await send({"type": "http.response.start", "status": code, "headers": []})
+            await send({"type": "http.response.body"})
+        else:
+            await endpoint(scope, receive, send)
+
+    with serve(guarded) as server, anyio.fail_after(30):
+        async with Client(resumable(server.url(), policy=QUICK), mode="auto") as client:
+            with pytest.raises(MCPError, match=f"HTTP status {code}"):
+                async with client.listen(resource_subscriptions=["note://1"]):
+                    raise AssertionError("nobody may listen")
+            assert text_of(await client.call_tool("remember", {"text": "a"})) == "1 notes: a"
 
 
 async def test_a_notification_stream_that_is_only_silent_is_opened_anew() -> None:
