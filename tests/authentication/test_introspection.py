@@ -18,16 +18,10 @@ from mcp_sessions.authentication.tokens import (
 )
 from mcp_sessions.authentication.verdicts import KEPT, PATIENCE, REMEMBERED, WAITING
 from tests.support.issuers import AUDIENCE, URL
-from tests.support.virtual_time import VIRTUAL, Backend
 from tests.support.world import Clock
 
 ENDPOINT = f"{URL}/introspect"
 KEY = f"mcp_sessions_key_01234567_{'0' * 64}"
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return VIRTUAL
 
 
 class Server:

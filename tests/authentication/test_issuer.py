@@ -9,13 +9,7 @@ import pytest
 from mcp_sessions.authentication.credential import CannotVerify
 from mcp_sessions.authentication.issuer import AGAIN, AT_ONCE, KEPT
 from tests.support.issuers import DOCUMENT, JWKS, URL, Json, Login, jwk
-from tests.support.virtual_time import VIRTUAL, Backend
 from tests.support.world import Clock
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return VIRTUAL
 
 
 @pytest.fixture

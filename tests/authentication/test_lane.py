@@ -3,15 +3,7 @@
 import asyncio
 import random
 
-import pytest
-
 from mcp_sessions.authentication.verdicts import GaveWay, Lane, Place
-from tests.support.virtual_time import VIRTUAL, Backend
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return VIRTUAL
 
 
 class Service:

@@ -6,12 +6,6 @@ import logging
 import pytest
 
 from mcp_sessions.authentication.pace import LONGEST_WAIT, RATE, Pace
-from tests.support.virtual_time import VIRTUAL, Backend
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return VIRTUAL
 
 
 async def answered(pace: Pace, count: int) -> list[float]:

@@ -18,13 +18,8 @@ from mcp_sessions.authentication import tokens
 from mcp_sessions.authentication.credential import CannotVerify, Credential
 from mcp_sessions.authentication.tokens import LEEWAY, REMEMBERED, Tokens
 from tests.support.issuers import AUDIENCE, URL, Login, jwk, private_key
-from tests.support.virtual_time import VIRTUAL, Backend, VirtualTimeLoop
+from tests.support.virtual_time import VirtualTimeLoop
 from tests.support.world import Clock
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return VIRTUAL
 
 
 class Setup:

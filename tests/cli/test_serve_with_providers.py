@@ -45,12 +45,6 @@ _FIELD = re.compile(r'name="(txn_id|csrf_token)" value="([^"]+)"')
 CALLBACK = "http://127.0.0.1:1/callback"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Real sockets and processes."""
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing of the environment, and a folder of its own for what the proxy keeps."""

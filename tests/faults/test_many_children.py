@@ -28,12 +28,6 @@ GROWTH = 4 * 1024
 which would be 10."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Real time: other processes know no other."""
-    return "asyncio"
-
-
 def resident(pid: int) -> int:
     """KiB."""
     found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.M)

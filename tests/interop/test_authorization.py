@@ -41,12 +41,6 @@ WITHIN = 60.0
 """Seconds that the way of one client may take."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Real sockets and processes."""
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by way of a proxy that the environment may name."""

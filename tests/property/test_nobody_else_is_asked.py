@@ -26,12 +26,6 @@ CALLS = 3
 """Of each client, at once."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Asyncio's own loop: other processes know no other time."""
-    return "asyncio"
-
-
 @asynccontextmanager
 async def of_kind(kind: str) -> AsyncGenerator[DuplexWorld]:
     if kind == "fastmcp":

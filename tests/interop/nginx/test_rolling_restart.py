@@ -89,12 +89,6 @@ class Replica:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """Real time: processes and sockets."""
-    return "asyncio"
-
-
-@pytest.fixture
 def runs(tmp_path: Path) -> Path:
     """A line for each call that began."""
     return tmp_path / "runs"

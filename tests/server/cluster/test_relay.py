@@ -24,15 +24,9 @@ from mcp_sessions.server.cluster.replica_messages import (
     Result,
     Update,
 )
-from tests.support.virtual_time import VIRTUAL, Backend
 
 QUESTION = ClientRequest(method="roots/list", params=None)
 Message = Ask | Update | Result | Alive | Gone
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return VIRTUAL
 
 
 class Side:

@@ -17,16 +17,10 @@ from mcp_sessions.server.delivery import broadcaster
 from mcp_sessions.stores.contract import CHANGES_AT_ONCE, SessionStore
 from tests.support.raw import Json, in_session
 from tests.support.replicas import Backplane, SharedStore, cluster
-from tests.support.virtual_time import VIRTUAL, Backend, cycles
+from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World, world
 
 URI = "a:1"
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    """Time passes at once."""
-    return VIRTUAL
 
 
 @dataclass

@@ -9,16 +9,11 @@ import pytest
 from mcp_sessions.errors import StoreUnavailable
 from tests.support.interposed import Interposed
 from tests.support.raw import Json, RawClient, keyed
-from tests.support.virtual_time import VIRTUAL, Backend, cycles
+from tests.support.virtual_time import cycles
 from tests.support.world import World, world
 
 SOON = 5
 T = TypeVar("T")
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return VIRTUAL
 
 
 class Admission:

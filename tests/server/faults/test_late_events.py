@@ -17,7 +17,6 @@ from tests.support.in_memory import MemorySocket
 from tests.support.modern import ModernClient
 from tests.support.raw import in_session, uris
 from tests.support.replicas import cluster
-from tests.support.virtual_time import VIRTUAL, Backend
 from tests.support.world import World, world
 
 WRITES = ("append", "append_change", "relay", "attach", "detach", "change", "carry")
@@ -27,12 +26,6 @@ LONG = 2 * PATIENCE + 10
 
 BACK = 6.0
 """Seconds after which what waited is written."""
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    """Time passes at once."""
-    return VIRTUAL
 
 
 class Full:

@@ -8,18 +8,12 @@ import pytest
 
 from tests.support.interposed import Interposed
 from tests.support.raw import EXTENSION, Json, RawClient, Reply, event_ids, in_session, uris
-from tests.support.virtual_time import VIRTUAL, Backend
 from tests.support.world import World, world
 
 KNOWS_US: Json = {"extensions": {EXTENSION: {}}}
 DETACHED = "notifications/sessions/detached"
 STEPS = ("admit", "attach", "carry", "relay", "append", "drop_origin", "change", "load")
 """What a store is asked for while a connection takes a session from another one."""
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return VIRTUAL
 
 
 async def settled() -> None:
