@@ -36,6 +36,7 @@ from mcp_sessions.argument_types import checked
 from mcp_sessions.core.messages import Json, encode, entries_of, members_of
 from mcp_sessions.core.resume import EventId
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.unopened import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -247,16 +248,24 @@ class FileJar:
         user: The owner of these sessions, if one file serves several users.
 
     Raises:
-        ConfigurationError: There is no such folder.
+        ConfigurationError: There is no such folder, or the file cannot be read or is no jar. It is
+            left as it is: it may be somebody's.
     """
 
     @checked()
     def __init__(self, path: str | os.PathLike[str], *, user: str = "") -> None:
         self.path = Path(path)
         self.user = user
-        folder = self.path.absolute().parent
-        if not folder.is_dir():
-            raise ConfigurationError(f"the jar {self.path}: there is no folder {folder}")
+        try:
+            os.stat(self.path.absolute().parent)
+            self._content()
+        except OSError as error:
+            reason = reason_of(error, self.path)
+            raise ConfigurationError(f"the jar {self.path}: {reason}") from error
+        except ValueError as error:
+            raise ConfigurationError(
+                f"the jar {self.path}: this file is no jar: name another one, or delete it"
+            ) from error
 
     def open(self, target: str, user: str = "") -> JarSlot | None:
         for number in range(SLOTS):
@@ -280,16 +289,30 @@ class FileJar:
             kind: ``sessions``, or ``tasks``, which do not end with a session.
         """
         try:
-            content = json.loads(self.path.read_bytes())
-        except FileNotFoundError:
-            return {}
+            content = self._content()
         except ValueError:
             logger.warning("%s is not a jar: its sessions are given up", self.path)
             return {}
-        if members_of(content).get("version") != _VERSION:
+        if content and content["version"] != _VERSION:
             logger.warning("%s is of another version: its sessions are given up", self.path)
             return {}
         return members_of(content.get(kind))
+
+    def _content(self) -> Mapping[str, Any]:
+        """What the file has; empty if there is no file, or nothing in it.
+
+        Raises:
+            ValueError: It is no jar.
+            OSError: It cannot be read.
+        """
+        try:
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        content = members_of(json.loads(text)) if text else {}
+        if text and not isinstance(content.get("version"), int):
+            raise ValueError("no version of a jar")
+        return content
 
     def change(self, name: str, saved: object, kind: str = "sessions") -> None:
         """Replace one entry. Others' entries are left as they are, also while they write.

@@ -13,7 +13,7 @@ import pytest
 from mcp import Client
 from mcp.server import MCPServer
 
-from mcp_sessions import SessionLayer, current_session
+from mcp_sessions import ConfigurationError, SessionLayer, current_session
 from mcp_sessions.client.jar import FileJar, SavedSession
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
@@ -98,12 +98,39 @@ def test_a_session_that_has_ended_leaves_the_jar(jar: FileJar) -> None:
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "null", '{"version": 2}', '{"version": 1, "sessions": []}', "\xff"]
 )
-def test_what_is_no_jar_is_an_empty_one(jar: FileJar, content: str) -> None:
+def test_a_jar_that_is_damaged_meanwhile_is_an_empty_one(jar: FileJar, content: str) -> None:
     jar.path.write_bytes(content.encode("latin-1"))
 
     assert loaded(jar, HERE) is None
     saved(jar, HERE, SESSION)
     assert loaded(jar, HERE) == SESSION
+
+
+@pytest.mark.parametrize("content", ["a = 1", "[]", '{"mcpServers": {}}', '{"version": "1.0"}'])
+def test_a_file_that_is_no_jar_is_refused_and_left_as_it_is(tmp_path: Path, content: str) -> None:
+    """Somebody named the wrong file, and may need what is in it."""
+    (tmp_path / "mcp.json").write_text(content)
+
+    with pytest.raises(ConfigurationError, match=r"mcp\.json: this file is no jar: name another"):
+        FileJar(tmp_path / "mcp.json")
+    assert (tmp_path / "mcp.json").read_text() == content
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is a directory"):
+        FileJar(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", '{"version": 2}'])
+def test_an_empty_file_and_the_jar_of_another_release_are_taken(
+    tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "jar.json").write_text(content)
+    jar = FileJar(tmp_path / "jar.json")
+
+    assert loaded(jar, HERE) is None
+    saved(jar, HERE, SESSION)
+    assert loaded(FileJar(jar.path), HERE) == SESSION
 
 
 @pytest.mark.parametrize("entry", [None, 3, {}, {"session_id": 3}, {"session_id": "s", "state": 1}])
