@@ -232,9 +232,13 @@ class Tasks:
         most = self.policy.max_time
         lasts = seconds_of(created.get("ttlMs"), most) or most
         record.is_of_server = True
-        record.expires_at = self.clock() + lasts + self.policy.ttl
-        self._kept[task_id] = record.expires_at
-        await self._store(task_id, record)
+        self._kept[task_id] = record.expires_at = self.clock() + lasts + self.policy.ttl
+        try:
+            await self._store(task_id, record)
+        except BaseException:
+            # The store may have it: the next round removes it, and frees its room.
+            self._kept[task_id] = self.clock()
+            raise
 
     async def is_of_server(self, task_id: object, principal: Principal) -> bool:
         """Whether this is a task of the server's own, and the principal's.

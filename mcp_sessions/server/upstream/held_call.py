@@ -117,6 +117,13 @@ def what_of(
     return call.principal, owner, method, name_in(method, params)
 
 
+def may_continue(what: Any, begun: Any) -> bool:
+    """Whether a request may bring the answers of a call, and get its next answer. One with fewer
+    scopes than the call began with may not: a handler answers as it was allowed to (KEY18).
+    """
+    return what == begun and what[0].scopes >= begun[0].scopes
+
+
 def new_outcome() -> asyncio.Future[dict[str, Any]]:
     """Return a future whose error nobody has to fetch."""
     outcome: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -188,7 +195,7 @@ class RepeatedRounds:
         known = self._rounds.get(name)
         if known is None:
             return None
-        if (known.what, known.brought) != (what, _digest(answers)):
+        if not may_continue(what, known.what) or known.brought != _digest(answers):
             raise UpstreamError(wire_error(OutcomeUnknown()))
         return await known.answered()
 
@@ -207,7 +214,8 @@ class RepeatedRounds:
         Raises:
             UpstreamError: The answer.
         """
-        begun = _Round(name, held.what, _digest(answers), held.cancel, _unanswered())
+        loop = asyncio.get_running_loop()
+        begun = _Round(name, held.what, _digest(answers), held.cancel, loop.create_future())
         last = self._last.pop(held, None)
         if last is not None:
             # Its client has that answer.
@@ -252,10 +260,6 @@ class RepeatedRounds:
         timer = self._kept.pop(name, None)
         if timer is not None:
             timer.cancel()
-
-
-def _unanswered() -> asyncio.Future[dict[str, Any] | UpstreamError]:
-    return asyncio.get_running_loop().create_future()
 
 
 def _nothing() -> None: ...

@@ -4,9 +4,9 @@ Rules:
 
 1. A call is made once. A question of the server is the result of the client's request. The call
    waits for the request that brings the answers, and continues with it.
-2. The name of a waiting call is random, and used once. Another principal, another session or
-   another request cannot use it. If it comes too late, the answer is -31012. The same request, sent
-   again, gets the same answer while that is kept.
+2. The name of a waiting call is random, and used once. Another principal, fewer scopes, another
+   session or another request cannot use it. If it comes too late, the answer is -31012. The same
+   request, sent again, gets the same answer while that is kept.
 3. A call whose client does not come back gets a timeout error for its questions. It asks nothing
    more. If it still runs after a while, it is cancelled.
 4. A client that is away keeps the room of others for a while only. A call outside of sessions that
@@ -49,6 +49,7 @@ from mcp_sessions.server.upstream.held_call import (
     KEPT,
     HeldCall,
     RepeatedRounds,
+    may_continue,
     new_outcome,
     what_of,
 )
@@ -341,7 +342,7 @@ class Rounds:
 
     def _resumed(self, name: str, what: Hashable) -> HeldCall:
         waiting = self._waiting.get(name)
-        if waiting is None or waiting[0].what != what:
+        if waiting is None or not may_continue(what, waiting[0].what):
             raise UpstreamError(wire_error(OutcomeUnknown()))
         return self._removed(name)
 

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.server.upstream.held_call import KEPT, HeldCall, RepeatedRounds, new_outcome
 from mcp_sessions.server.upstream.port import UpstreamError
 
 ANSWERS = {"q": {"action": "accept"}}
+WHAT = (ANONYMOUS, "whose", "tools/call", "ask")
 
 
 class Request:
@@ -18,7 +20,7 @@ class Request:
 
 def held() -> HeldCall:
     call: Any = None
-    return HeldCall(call, "whose", "what", lambda: None, new_outcome())
+    return HeldCall(call, "whose", WHAT, lambda: None, new_outcome())
 
 
 def refusal(data: str) -> UpstreamError:
@@ -44,7 +46,7 @@ async def test_a_copy_gets_the_same_error_and_the_request_is_not_kept() -> None:
 
     await served("a")
     with pytest.raises(UpstreamError) as again:
-        await copies.copy("a", "what", ANSWERS)
+        await copies.copy("a", WHAT, ANSWERS)
     assert again.value.error["data"] == "why"
     del again
     gc.collect()
@@ -63,10 +65,10 @@ async def test_an_error_counts_by_its_bytes_as_a_result_does(size: int) -> None:
         with pytest.raises(UpstreamError):
             await copies.serve(name, held(), ANSWERS, turn)
     # Of two errors of half a bound and a little, the newer one; of one that is too large, none.
-    assert await copies.copy("a", "what", ANSWERS) is None
+    assert await copies.copy("a", WHAT, ANSWERS) is None
     if size < KEPT:
         with pytest.raises(UpstreamError):
-            await copies.copy("b", "what", ANSWERS)
+            await copies.copy("b", WHAT, ANSWERS)
     else:
-        assert await copies.copy("b", "what", ANSWERS) is None
+        assert await copies.copy("b", WHAT, ANSWERS) is None
     await copies.close()

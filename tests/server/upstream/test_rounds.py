@@ -16,10 +16,10 @@ from mcp_sessions import current_session
 from mcp_sessions.server.upstream.held_call import HeldCall, new_outcome
 from mcp_sessions.stores.memory.memory_store import MemoryStore
 from tests.server.upstream.external.test_peer_in_rounds import UNKNOWN, again
-from tests.server.upstream.external.test_upstream import user
 from tests.support.children import until
 from tests.support.modern import LOG_LEVEL, ModernClient
 from tests.support.raw import Json, at_most, text_of
+from tests.support.replicas import user
 from tests.support.world import Toolbox, World, world
 
 # The 2026 era deprecates sampling and roots. Servers that use them keep working.
@@ -271,6 +271,25 @@ async def test_a_call_ends_with_its_session() -> None:
         assert asked["resultType"] == "input_required"
         await client.send("sessions/delete", {}, session=session).result()
         await until(lambda: cancelled == ["ask_form"], "its handler ended")
+
+
+async def test_a_credential_with_fewer_scopes_neither_continues_a_call_nor_gets_its_answer() -> (
+    None
+):
+    """KEY18, for a call in rounds: its handler answers as the one that began it may read."""
+    async with world() as w:
+        strong, weak, stronger = [
+            ModernClient(await w.carrier_of(user("alice", *scopes)), capabilities=ELICITS)
+            for scopes in (("read",), (), ("admin", "read"))
+        ]
+        asked = await strong.send("tools/call", ASK).result()
+        brought = again(asked, TWO, params=ASK)
+        for client, is_served in ((weak, False), (stronger, True), (weak, False), (strong, True)):
+            sent = client.send("tools/call", brought)
+            if is_served:
+                assert text_of(await sent.result()) == "accept: two"
+            else:
+                assert (await sent.error())["code"] == UNKNOWN
 
 
 async def test_a_stop_has_one_line_for_all_calls_whose_clients_were_asked(

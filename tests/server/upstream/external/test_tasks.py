@@ -146,6 +146,8 @@ async def test_a_servers_own_task_that_cannot_be_noted_is_cancelled(why: str) ->
         assert (await refused.error())["code"] == -31012
         assert refused.status == 200
         store.fails = ""
+        await tasks_of(w).round()
+        assert len(tasks_of(w)._owners) == len(await store.all_sessions()) == (why == "too many")
         w.clock.advance(121)
         await tasks_of(w).round()
         assert await status_of(w, "own 1" if why == "too many" else "own 0") == "cancelled"
