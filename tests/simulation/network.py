@@ -8,7 +8,7 @@ break the client may lack what the server has already written.
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from starlette.types import ASGIApp
 from starlette.types import Message as AsgiMessage
@@ -101,6 +101,25 @@ _OUTSIDE: Final = Host("the network")
 """It is neither killed nor paused."""
 
 
+class Arriving(Protocol):
+    """A response, as its client gets it."""
+
+    error: BaseException | None
+    is_whole: bool
+    """The server ended it."""
+
+    leave: Callable[[], None]
+    """Break it off."""
+
+    def begin(self, status: int, headers: list[tuple[str, str]]) -> None: ...
+
+    def feed(self, chunk: bytes) -> None: ...
+
+    def end(self) -> None:
+        """It is over, whole or broken."""
+        ...
+
+
 class HttpLink:
     """A `Carrier` of `tests.support.raw`: each request is a connection of its own.
 
@@ -118,23 +137,34 @@ class HttpLink:
 
     def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Reply:
         reply = Reply(f"{method} {path}")
+        self.begin(reply, method, path, headers, body)
+        return reply
+
+    def begin(
+        self,
+        reply: Arriving,
+        method: str,
+        path: str,
+        headers: list[tuple[str, str]],
+        body: bytes,
+    ) -> None:
+        """Send a request whose response arrives at ``reply``."""
         chosen = self._choose()
         if chosen is None:
             reply.end()
-            return reply
+            return
         app, host = chosen
         encoded = [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in headers]
         scope = _scope("http", self._link, encoded, method=method, path=path, scheme="http")
         if self._user is not None:
             scope["user"] = self._user
         _Exchange(self._link, reply, host).begin(app, scope, body)
-        return reply
 
 
 class _Exchange:
     """One HTTP request and its response."""
 
-    def __init__(self, link: Link, reply: Reply, host: Host) -> None:
+    def __init__(self, link: Link, reply: Arriving, host: Host) -> None:
         self._reply = reply
         self._host = host
         self._gone = asyncio.Event()
@@ -194,6 +224,7 @@ class _Exchange:
         else:
             self._reply.feed(message.get("body", b""))
             if not message.get("more_body", False):
+                self._reply.is_whole = True
                 self._broke()
 
 

@@ -18,6 +18,8 @@ answers), ``thinks`` (seconds until it answers), ``roams`` (each request goes to
 Where calls become tasks, the plan has ``tasks_after`` (seconds). Clients of the kind ``tasks`` know
 them. Their calls have ``watches`` (its client listens instead of polling) and ``cancels`` (when).
 
+Clients of the kind ``ours`` leave what follows a loss to `resumable`.
+
 A fault: ``kind``, ``at``, ``for`` (seconds), and what it needs:
 
 * ``store``: ``replica`` (-1: all), ``how``; ``store call``: ``replica``, ``how``, ``call``
@@ -51,6 +53,10 @@ PASSED_ON: Final = 0.03
 """How many are about answers that one replica passes on to another. Nor do they."""
 
 
+OURS: Final = 0.04
+"""How many are about the client of this project. Nor do they."""
+
+
 def plan_of(seed: int) -> Json:
     """The plan of a seed. Most are of everything; some look at one matter more closely."""
     tasks = random.Random(f"tasks {seed}")
@@ -59,6 +65,9 @@ def plan_of(seed: int) -> Json:
     passed_on = random.Random(f"passed on {seed}")
     if passed_on.random() < PASSED_ON:
         return _of_answers_passed_on(passed_on, seed)
+    ours = random.Random(f"ours {seed}")
+    if ours.random() < OURS:
+        return _of_our_client(ours, seed)
     chance = random.Random(f"plan {seed}")
     theme = chance.choices([*THEMES], [*THEMES.values()])[0]
     server = chance.choices(("python", "command", "url"), (5, 3, 2))[0]
@@ -150,6 +159,26 @@ def _of_answers_passed_on(chance: random.Random, seed: int) -> Json:
     plan = {"seed": seed, "disorder": chance.choice((0.0, 0.1, 0.3, 0.5)), "replicas": replicas}
     plan |= {"server": server, "window": 1000, "kept": KEPT}
     return {**plan, "clients": clients, "faults": [fault]}
+
+
+def _of_our_client(chance: random.Random, seed: int) -> Json:
+    """Clients that leave it to `resumable` to come back. What they call is not theirs to repeat."""
+    server = chance.choices(("python", "command", "url"), (5, 3, 2))[0]
+    replicas = chance.choices((1, 2, 3), (2, 6, 1))[0]
+    clients = [_client(chance, number, replicas, server) for number in (1, 2)]
+    for client in clients:
+        client |= {"kind": "ours", "session": False, "silent": False}
+        for step in client["steps"]:
+            for name in ("keyed", "twice", "resends", "abandons"):
+                step.pop(name, None)
+    names = [client["name"] for client in clients]
+    number = chance.choices((0, 1, 2, 3), (1, 5, 4, 1))[0]
+    faults = [_fault(chance, replicas, names, server) for _ in range(number)]
+    if chance.random() < 0.3:
+        faults.append(_aimed(chance, replicas, METHODS))
+    plan = {"seed": seed, "disorder": chance.choice((0.0, 0.1, 0.3, 0.5)), "replicas": replicas}
+    plan |= {"server": server, "window": chance.choice((1000, 1000, 4)), "kept": KEPT}
+    return {**plan, "clients": clients, "faults": faults}
 
 
 def _task(chance: random.Random, client: Json, server: str) -> Json:

@@ -13,6 +13,7 @@ from tests.simulation.chance import decided_by
 from tests.simulation.clients import KINDS, Chosen, Client
 from tests.simulation.faults import Aimed, StoreFaults
 from tests.simulation.history import History
+from tests.simulation.our_client import OurClient, decided_by_the_loop
 from tests.simulation.plan import KEPT
 from tests.simulation.programs import Command, Url
 from tests.simulation.replicas import Replica
@@ -32,7 +33,7 @@ _AIMS: Final = 8.0
 QUIET: Final = 12.0
 """Seconds in which what is late may still come."""
 
-CLIENTS: Final[dict[str, type[Client]]] = {**KINDS, "tasks": TaskHost}
+CLIENTS: Final[dict[str, type[Client]]] = {**KINDS, "tasks": TaskHost, "ours": OurClient}
 
 SERVERS: Final[dict[str, type[Wrapped]]] = {"python": InPython, "command": Command, "url": Url}
 
@@ -209,7 +210,7 @@ def play(plan: Json) -> History:
     try:
         with decided_by(f"chance {seed}", loop.time), _defects(history):
             run = Run(plan, history)
-            with run.wrapped.installed(history):
+            with run.wrapped.installed(history), decided_by_the_loop():
                 try:
                     loop.run_until_complete(run.play())
                 finally:

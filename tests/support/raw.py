@@ -58,6 +58,8 @@ class Reply:
         self.body = bytearray()
         self.ended = False
         """The response has ended, whoever ended it."""
+        self.is_whole = False
+        """The server ended it, if its carrier can tell."""
         self.error: BaseException | None = None
         """What the app raised."""
         self.stall: Callable[[], None] = _not_yet
