@@ -177,12 +177,16 @@ class Client(ABC):
                     await asyncio.wait({calling})
             case "subscribe" if self.session is not None and not self.is_displaced:
                 await self._subscribe(step["uri"])
+            case "unsubscribe" if self.session is not None and not self.is_displaced:
+                await self._unsubscribe(step["uri"])
             case "take":
                 await self._take_over(self.world.clients.get(step["from"]))
             case _:
                 pass
 
     async def _call(self, mark: str, step: Json) -> None:
+        if step.get("cancels") is not None:
+            self.run(self._gives_up(mark, step["cancels"]))
         if not step.get("abandons"):
             await self.call(mark, step)
             return
@@ -191,6 +195,14 @@ class Client(ABC):
                 await self.call(mark, step)
         except TimeoutError:
             self.note("lost", call=mark)
+
+    async def _gives_up(self, mark: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self.note("cancels", call=mark)
+        params = {"requestId": mark, "reason": "it is not wanted any more"}
+        message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+        if await self.post_reply(message):
+            self.note("cancelled", call=mark)
 
     def _run(self, work: Coroutine[Any, Any, None], kept: set[asyncio.Task[None]]) -> Any:
         task = asyncio.create_task(work, name=self.name)
@@ -283,6 +295,14 @@ class Client(ABC):
             self.uris.append(uri)
             name = self.world.session_name(self.session)
             self.note("subscribed", session=name, uri=uri)
+
+    async def _unsubscribe(self, uri: str) -> None:
+        if self.session is not None:
+            name = self.world.session_name(self.session)
+            self.note("unsubscribed", session=name, uri=uri)
+        self.uris = [each for each in self.uris if each != uri]
+        params: Json = {"uri": uri, "_meta": in_session(self.session)}
+        await self.until_asked("resources/unsubscribe", params)
 
     # --- hearing ----------------------------------------------------------------------------------
 

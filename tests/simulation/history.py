@@ -35,6 +35,7 @@ Of clients:
 ``displaced``   ``client`` is told that its session went elsewhere, for ``reason``
 ``gap``         ``client`` is told that it may have missed events (of all its sessions)
 ``subscribed``  ``client`` was told that ``session`` is subscribed to ``uri``
+``unsubscribed``  ``client`` is about to end the subscription of ``session`` to ``uri``
 ``listens``     ``client`` was told that its listen to ``session`` began. From then on its
                 ``uris`` are the session's subscriptions, in place of those before (HTM8)
 ``updated``     ``client`` hears that ``uri`` changed
@@ -42,7 +43,8 @@ Of clients:
 ``task``        ``client`` was told that ``call`` became ``task``, a name of the history's
 ``shown``       it was shown the task of ``call``: its ``status``, and the ``code`` of its error.
                 ``unknown``: it was told that there is none
-``cancels``     it asked the task of ``call`` to end
+``cancels``     it asks ``call``, or its task, to end
+``cancelled``   the server said that it has that
 ``spied``       ``client`` sent ``method`` about the task of ``call``, which is another client's,
                 and got the error ``code``, or none
 ``idle``        ``client`` has taken all of its steps, and listens until the end. ``stuck``: it has

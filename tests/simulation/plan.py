@@ -10,9 +10,10 @@ answers), ``thinks`` (seconds until it answers), ``roams`` (each request goes to
 
 * ``call``: ``script``, ``seconds`` (that the script takes), ``keyed``, ``background``, ``cut``
   (when its connection breaks), ``twice`` (when it is sent once more), ``resends`` (instead of
-  resuming), ``bystander``, ``abandons`` (when its client has enough of it)
+  resuming), ``bystander``, ``abandons`` (when its client has enough of it), ``cancels`` (when it
+  says so)
 * ``pause``: ``seconds``; ``cut``: all of its connections break, ``moves``: to another replica
-* ``subscribe``: ``uri``; ``take``: the session of the client ``from``
+* ``subscribe``, ``unsubscribe``: ``uri``; ``take``: the session of the client ``from``
 * ``spy``: look for the tasks of the client ``on``
 
 Where calls become tasks, the plan has ``tasks_after`` (seconds). Clients of the kind ``tasks`` know
@@ -56,6 +57,9 @@ PASSED_ON: Final = 0.03
 OURS: Final = 0.04
 """How many are about the client of this project. Nor do they."""
 
+RARER: Final = 0.08
+"""How many are about what clients and servers do seldom. Nor do they."""
+
 
 def plan_of(seed: int) -> Json:
     """The plan of a seed. Most are of everything; some look at one matter more closely."""
@@ -65,6 +69,9 @@ def plan_of(seed: int) -> Json:
     passed_on = random.Random(f"passed on {seed}")
     if passed_on.random() < PASSED_ON:
         return _of_answers_passed_on(passed_on, seed)
+    rarer = random.Random(f"rarer {seed}")
+    if rarer.random() < RARER:
+        return _of_what_is_rarer(rarer, seed)
     ours = random.Random(f"ours {seed}")
     if ours.random() < OURS:
         return _of_our_client(ours, seed)
@@ -159,6 +166,96 @@ def _of_answers_passed_on(chance: random.Random, seed: int) -> Json:
     plan = {"seed": seed, "disorder": chance.choice((0.0, 0.1, 0.3, 0.5)), "replicas": replicas}
     plan |= {"server": server, "window": 1000, "kept": KEPT}
     return {**plan, "clients": clients, "faults": [fault]}
+
+
+def _of_what_is_rarer(chance: random.Random, seed: int) -> Json:
+    """Two clients, a fault or two, and one thing that is done seldom."""
+    what = chance.choice((_cancels, _unsubscribes, _prints_strangely, _is_taken_over))
+    servers = ("command",) if what is _prints_strangely else ("python", "python", "command")
+    server, replicas = chance.choice(servers), chance.choice((1, 2, 2, 3))
+    clients = [_client(chance, number, replicas, server) for number in (1, 2)]
+    names = [client["name"] for client in clients]
+    faults = [_fault(chance, replicas, names, server) for _ in range(chance.choice((0, 1, 1, 2)))]
+    if what is _is_taken_over:
+        faults = faults[1:] + what(chance, clients, server, replicas)
+    else:
+        what(chance, clients, server, replicas)
+    plan = {"seed": seed, "disorder": chance.choice((0.0, 0.1, 0.3, 0.5)), "replicas": replicas}
+    plan |= {"server": server, "window": 1000, "kept": KEPT}
+    return {**plan, "clients": clients, "faults": faults}
+
+
+def _cancels(chance: random.Random, clients: list[Json], server: str, replicas: int) -> list[Json]:
+    """Clients have enough of some calls, and say so."""
+    for client in clients:
+        client |= {"kind": chance.choice(("http", "websocket")), "user": None, "roams": False}
+        client["steps"] = [_call(chance, client, server) for _ in range(3)]
+        for step in client["steps"]:
+            wait = chance.choice((0.3, 3.0))
+            step["script"] = [*step["script"], f"wait:{wait}"]
+            step["seconds"] += wait
+            if chance.random() < 0.6:
+                step["cancels"] = chance.choice((0.01, 0.1, 0.5))
+    return []
+
+
+def _unsubscribes(
+    chance: random.Random, clients: list[Json], server: str, replicas: int
+) -> list[Json]:
+    """Clients subscribe, unsubscribe and subscribe again while resources change."""
+    for client in clients:
+        client |= {"kind": chance.choice(("http", "websocket")), "user": None, "session": True}
+        client["steps"] = []
+        for _ in range(chance.randrange(4, 9)):
+            uri = chance.choice(URIS)
+            do = chance.choice(("subscribe", "subscribe", "unsubscribe", "call", "pause", "cut"))
+            step: Json = {"do": do, "uri": uri}
+            if do == "call":
+                step |= {"script": [f"change:{uri}"], "seconds": 0.0}
+            elif do == "pause":
+                step |= {"seconds": chance.choice((0.05, 0.5))}
+            client["steps"].append(step)
+        client["steps"].append({"do": "call", "script": [f"change:{URIS[0]}"], "seconds": 0.0})
+    return []
+
+
+def _prints_strangely(
+    chance: random.Random, clients: list[Json], server: str, replicas: int
+) -> list[Json]:
+    """A program prints what is no message, and some answers on several lines."""
+    for client in clients:
+        for step in client["steps"]:
+            if step["do"] == "call":
+                step["script"].insert(chance.randrange(len(step["script"]) + 1), "noise")
+                if chance.random() < 0.4:
+                    step["script"].insert(0, "spread")
+    return []
+
+
+def _is_taken_over(
+    chance: random.Random, clients: list[Json], server: str, replicas: int
+) -> list[Json]:
+    """The second client takes the session of the first, and just then something fails where the
+    first one is.
+    """
+    first, second = clients
+    at = chance.choice((0.5, 1.0))
+    for client in clients:
+        client |= {"kind": chance.choice(("http", "websocket")), "user": None, "session": True}
+        client |= {"starts": 0.0, "roams": False, "at": chance.randrange(replicas)}
+    events = {"do": "call", "script": ["event", "wait:0.3"] * 4, "seconds": 1.2, "background": True}
+    first["steps"] = [events, *first["steps"][:1]] if server == "python" else first["steps"]
+    take = {"do": "take", "from": "c1"}
+    second["steps"] = [{"do": "pause", "seconds": at}, take, *second["steps"]]
+    fault: Json = {"replica": first["at"], "for": chance.choice((0.5, 3.0, 8.0))}
+    if chance.random() < 0.5:
+        fault |= {"kind": "store", "at": round(at + chance.uniform(-0.1, 0.1), 3)}
+        fault |= {"how": chance.choice(("before", "after", "slow"))}
+    else:
+        fault |= {"kind": "aimed", "at": round(at - 0.05, 3), "skips": chance.choice((0, 0, 1, 2))}
+        fault |= {"how": chance.choice(("before", "after"))}
+        fault |= {"method": chance.choice(("load", "detach", "attach", "unwatch", "append"))}
+    return [fault]
 
 
 def _of_our_client(chance: random.Random, seed: int) -> Json:

@@ -43,6 +43,9 @@ class Program:
     def __init__(self, history: History, say: Say) -> None:
         self.say = say
         self.subscribed: set[str] = set()
+        self.spreads: set[object] = set()
+        """Requests whose answers it writes on several lines."""
+
         self._history = history
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: dict[str, asyncio.Future[Json]] = {}
@@ -162,6 +165,12 @@ class ProgramMeans(Means):
             self._say("notifications/resources/updated", {"uri": uri})
         return False
 
+    def prints(self, how: str) -> None:
+        if how == "spread":
+            self._program.spreads.add(self._request_id)
+        else:
+            self._program.say({}, None)
+
     def _say(self, method: str, params: Json) -> None:
         self._program.say({"method": method, "params": params}, self._request_id)
 
@@ -192,7 +201,9 @@ class Process:
         self._program.take(json.loads(self._input.popleft()))
 
     def _say(self, message: Json, about: object) -> None:
-        self._unread.append(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        is_spread = "method" not in message and about in self._program.spreads
+        line = json.dumps({"jsonrpc": "2.0", **message}, indent=1 if is_spread else None)
+        self._unread.append((line if message else "ready: 1 tool {").encode() + b"\n")
         self._replica.enters(asyncio.get_running_loop().call_later, WAY, self._feed)
 
     def _feed(self) -> None:

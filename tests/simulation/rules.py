@@ -290,6 +290,10 @@ def the_last_change_is_seen(facts: Facts) -> Iterator[str]:
                 and facts.after(each, change)
                 for each in facts.by["listens"]
             )
+            and not any(
+                each["session"] == s["session"] and each["uri"] == uri and facts.after(s, each)
+                for each in facts.by["unsubscribed"]
+            )
         }
         for session in sorted(subscribed - facts.gone):
             owners = facts.owners[session]
@@ -317,6 +321,21 @@ def a_call_outlives_its_connection(facts: Facts) -> Iterator[str]:
             and not facts.process_died_after(sent[0])
         ):
             yield f"{call} was cancelled, and nobody asked for that"
+
+
+def a_call_that_is_cancelled_stops(facts: Facts) -> Iterator[str]:
+    """Soon after the server took the cancellation, unless it was sent more than once."""
+    ended = {record["call"]: record for record in facts.by["ended"]}
+    ran = {record["call"]: record for record in facts.by["ran"]}
+    for cancelled in facts.by["cancelled"]:
+        call = cancelled["call"]
+        sent = [s for s in facts.by["sends"] if s["call"] == call]
+        if call not in ran or len(sent) != 1 or not facts.after(ran[call], cancelled):
+            continue
+        end = ended.get(call)
+        is_soon = end is not None and end["t"] <= max(cancelled["t"], facts.healed_at) + SOON
+        if not is_soon and not facts.process_died_after(sent[0]):
+            yield f"{call} was cancelled, and went on: {end}"
 
 
 # --- tasks ----------------------------------------------------------------------------------------
@@ -603,6 +622,7 @@ RULES: Final[tuple[Rule, ...]] = (
     a_response_that_was_read_whole_has_all_its_messages,
     a_second_sending_has_the_last_reports,
     a_call_outlives_its_connection,
+    a_call_that_is_cancelled_stops,
     a_task_ends_once,
     a_task_is_never_unknown,
     a_task_that_is_cancelled_was_unwanted,

@@ -12,6 +12,8 @@ A *script* is a list of steps:
 ``later:SECONDS:STEP`` a task of its own takes that step so much later, and nobody waits for it
 ``fail``               the call ends with an error; in a task: the task dies
 ``invalid``            the call ends with an error whose text says that its result is invalid
+``noise``              a command prints a line that is no message
+``spread``             a command writes the answer of the call on several lines
 ``status:STATUS``      a URL answers with that HTTP status, after the work
 =====================  ===========================================================================
 
@@ -71,6 +73,10 @@ class Means(ABC):
     async def edit_data(self, mark: str) -> list[str] | None:
         """Add to the list in ``data``; the list, or None: there is none here."""
         return None
+
+    def prints(self, how: str) -> None:
+        """Print ``noise``, or ``spread`` the answer over several lines."""
+        raise AssertionError(f"no {how} comes from here")
 
 
 class Work:
@@ -140,6 +146,8 @@ class Work:
                 is_kept = await means.change(rest)
                 own = means.has_one_session
                 history.add("changed", call=mark, uri=rest, own=own, kept=is_kept)
+            case "noise" | "spread":
+                means.prints(what)
             case "later":
                 seconds, _, then = rest.partition(":")
                 task = asyncio.create_task(self._later(float(seconds), then))

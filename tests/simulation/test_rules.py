@@ -171,6 +171,10 @@ BROKEN: dict[str, Edit] = {
         {"what": "hears", "client": "c1", "on": "events", "id": "e-009", **_EVENT},
     ),
     "a_call_outlives_its_connection": other("ended", {"how": "cancelled"}),
+    "a_call_that_is_cancelled_stops": all_of(
+        with_records("told", {"what": "cancelled", "client": "c1", "call": "c1.1"}),
+        other("ended", {"t": 99.0}),
+    ),
     "who_loses_its_session_is_told": with_records(
         "heals",
         {"what": "takes", "client": "c2", "session": "s1", "of": "c1", "was_connected": True},
@@ -231,6 +235,15 @@ def test_who_is_told_of_a_gap_may_miss_events() -> None:
     history = good()
     without("hears", kind="event", n=1)(history)
     with_records("heals", {"what": "gap", "client": "c1"})(history)
+    assert violations(history) == []
+
+
+def test_who_unsubscribed_need_not_hear_of_a_change() -> None:
+    history = good()
+    without("updated")(history)
+    assert {violation.rule for violation in violations(history)} == {"the_last_change_is_seen"}
+    ends = {"what": "unsubscribed", "client": "c1", "session": "s1", "uri": "note:1"}
+    with_records("changes", ends)(history)
     assert violations(history) == []
 
 
