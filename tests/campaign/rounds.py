@@ -47,8 +47,7 @@ def plan_of_round(seed: int, replicas: int, store_faults: tuple[str, ...]) -> Js
     clients: list[Json] = []
     for _ in range(PLANS):
         plan = plan_of(chance.randrange(1_000_000))
-        while plan["server"] != "python" or "tasks_after" in plan:
-            # A command and a URL would be another fleet, and so would calls that become tasks.
+        while not _is_played_here(plan):
             plan = plan_of(chance.randrange(1_000_000))
         first = len(clients)
         for client in plan["clients"]:
@@ -73,6 +72,14 @@ def plan_of_round(seed: int, replicas: int, store_faults: tuple[str, ...]) -> Js
         for _ in range(chance.choice((2, 3, 4, 5)))
     ]
     return {"seed": seed, "clients": clients, "faults": sorted(faults, key=lambda f: f["at"])}
+
+
+def _is_played_here(plan: Json) -> bool:
+    """A command and a URL would be another fleet, and so would calls that become tasks. And
+    `resumable` sends its requests over the network of the simulation.
+    """
+    is_known = all(client["kind"] in KINDS for client in plan["clients"])
+    return plan["server"] == "python" and "tasks_after" not in plan and is_known
 
 
 class Resuming(Client):

@@ -185,8 +185,8 @@ class Client(ABC):
                 pass
 
     async def _call(self, mark: str, step: Json) -> None:
-        if step.get("cancels") is not None:
-            self.run(self._gives_up(mark, step["cancels"]))
+        if step.get("gives_up") is not None:
+            self.run(self._gives_up(mark, step["gives_up"]))
         if not step.get("abandons"):
             await self.call(mark, step)
             return

@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mcp_sessions.client.sending import Sender
 from mcp_sessions.core.log import EventLog
 from mcp_sessions.core.messages import error_body
 from mcp_sessions.core.request_keys import Begun, KeyState, RequestKeys
 from mcp_sessions.errors import REQUEST_CANCELLED, StoreUnavailable
 from mcp_sessions.ids import Position, process_of
+from mcp_sessions.server.cluster.pending import Pending
 from mcp_sessions.server.cluster.replica_messages import QuestionAnswer
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
@@ -29,6 +31,7 @@ from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.external import peer, sharing, starts
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Forgotten
+from mcp_sessions.server.upstream.external.command import StdioWire
 from mcp_sessions.server.upstream.external.server_messages import Notifier
 from mcp_sessions.server.upstream.external.url_requests import Wire, refused
 from mcp_sessions.server.upstream.held_call import HeldCall
@@ -223,6 +226,36 @@ def _takes_a_status_for_proof(right: Any) -> Any:
     return check
 
 
+def _forgets_the_key(right: Any) -> Any:
+    def prepared(self: Any, pending: Any) -> Any:
+        pending.key = None
+        return right(self, pending)
+
+    return prepared
+
+
+def _is_told_once(_: Any) -> Any:
+    async def displaced(self: Any, lost: Any, connection: Any) -> None:
+        await self.check_attached(lost.session_id, connection, notice=lost)
+
+    return displaced
+
+
+def _takes_an_update_twice(right: Any) -> Any:
+    def add(self: Any, update: Any) -> None:
+        self.newest = 0
+        right(self, update)
+
+    return add
+
+
+def _lets_the_handler_run(_: Any) -> Any:
+    async def end(self: Any, outcome: Any) -> None:
+        await self._finish(outcome)
+
+    return end
+
+
 def _takes_strangers_for_one(_: Any) -> Any:
     def client_of(call: Any) -> Any:
         return call.principal
@@ -325,6 +358,31 @@ DEFECTS: Final[dict[str, Defect]] = {
     "a status is proof that nothing ran": Defect(
         "A URL answered 400 after the work, and the client was told that it did not start.",
         ((Wire, "check", _takes_a_status_for_proof),),
+    ),
+    "an answer on several lines ends nothing": Defect(
+        "A command wrote an answer on several lines, and whoever waited for it waited for ever.",
+        ((StdioWire, "_continue_spread", _does_nothing),),
+    ),
+    "resumable repeats a call under another key": Defect(
+        "The connection broke during a call. It was sent again as a new one, and ran twice.",
+        ((Sender, "_prepared", _forgets_the_key),),
+    ),
+    "resumable sends an answer once": Defect(
+        "The store was away as an answer came. It waited for a connection that was not lost.",
+        ((Sender, "_answer_later", _waits_for_nothing),),
+    ),
+    "a takeover is told once": Defect(
+        "The store was away as another replica said who has the session. The old client heard it"
+        " at the next look at all sessions, up to 20 s later.",
+        ((Attachments, "displaced_at_replica", _is_told_once),),
+    ),
+    "a message of another replica is taken twice": Defect(
+        "A message was sent again, as its sender did not learn that it came. It came twice.",
+        ((Pending, "add", _takes_an_update_twice),),
+    ),
+    "a cancelled call goes on": Defect(
+        "A client cancelled a call. It got an answer, and the handler worked on.",
+        ((RunningRequest, "_end", _lets_the_handler_run),),
     ),
     "strangers share a process": Defect(
         "A task that ran on after its answer asked another client, whose answer decided it.",

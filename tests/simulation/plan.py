@@ -10,7 +10,7 @@ answers), ``thinks`` (seconds until it answers), ``roams`` (each request goes to
 
 * ``call``: ``script``, ``seconds`` (that the script takes), ``keyed``, ``background``, ``cut``
   (when its connection breaks), ``twice`` (when it is sent once more), ``resends`` (instead of
-  resuming), ``bystander``, ``abandons`` (when its client has enough of it), ``cancels`` (when it
+  resuming), ``bystander``, ``abandons`` (when its client has enough of it), ``gives_up`` (when it
   says so)
 * ``pause``: ``seconds``; ``cut``: all of its connections break, ``moves``: to another replica
 * ``subscribe``, ``unsubscribe``: ``uri``; ``take``: the session of the client ``from``
@@ -195,7 +195,7 @@ def _cancels(chance: random.Random, clients: list[Json], server: str, replicas: 
             step["script"] = [*step["script"], f"wait:{wait}"]
             step["seconds"] += wait
             if chance.random() < 0.6:
-                step["cancels"] = chance.choice((0.01, 0.1, 0.5))
+                step["gives_up"] = chance.choice((0.01, 0.1, 0.5))
     return []
 
 
@@ -205,7 +205,7 @@ def _unsubscribes(
     """Clients subscribe, unsubscribe and subscribe again while resources change."""
     for client in clients:
         client |= {"kind": chance.choice(("http", "websocket")), "user": None, "session": True}
-        client["steps"] = []
+        steps: list[Json] = []
         for _ in range(chance.randrange(4, 9)):
             uri = chance.choice(URIS)
             do = chance.choice(("subscribe", "subscribe", "unsubscribe", "call", "pause", "cut"))
@@ -214,8 +214,9 @@ def _unsubscribes(
                 step |= {"script": [f"change:{uri}"], "seconds": 0.0}
             elif do == "pause":
                 step |= {"seconds": chance.choice((0.05, 0.5))}
-            client["steps"].append(step)
-        client["steps"].append({"do": "call", "script": [f"change:{URIS[0]}"], "seconds": 0.0})
+            steps.append(step)
+        last = {"do": "call", "script": [f"change:{URIS[0]}"], "seconds": 0.0}
+        client["steps"] = [*steps, last]
     return []
 
 
@@ -243,10 +244,13 @@ def _is_taken_over(
     for client in clients:
         client |= {"kind": chance.choice(("http", "websocket")), "user": None, "session": True}
         client |= {"starts": 0.0, "roams": False, "at": chance.randrange(replicas)}
+    if chance.random() < 0.6:
+        # What it has ends at another replica.
+        first["kind"], second["at"] = "websocket", first["at"] + 1
     events = {"do": "call", "script": ["event", "wait:0.3"] * 4, "seconds": 1.2, "background": True}
     first["steps"] = [events, *first["steps"][:1]] if server == "python" else first["steps"]
     take = {"do": "take", "from": "c1"}
-    second["steps"] = [{"do": "pause", "seconds": at}, take, *second["steps"]]
+    second["steps"] = [{"do": "pause", "seconds": at}, take, *second["steps"][:1]]
     fault: Json = {"replica": first["at"], "for": chance.choice((0.5, 3.0, 8.0))}
     if chance.random() < 0.5:
         fault |= {"kind": "store", "at": round(at + chance.uniform(-0.1, 0.1), 3)}

@@ -324,13 +324,16 @@ def a_call_outlives_its_connection(facts: Facts) -> Iterator[str]:
 
 
 def a_call_that_is_cancelled_stops(facts: Facts) -> Iterator[str]:
-    """Soon after the server took the cancellation, unless it was sent more than once."""
+    """Soon after the server took the cancellation, if it ran before its client had enough of it.
+    Before that, the cancellation may overtake it. And it was sent once.
+    """
     ended = {record["call"]: record for record in facts.by["ended"]}
     ran = {record["call"]: record for record in facts.by["ran"]}
+    begun = {record["call"]: record for record in facts.by["cancels"]}
     for cancelled in facts.by["cancelled"]:
         call = cancelled["call"]
         sent = [s for s in facts.by["sends"] if s["call"] == call]
-        if call not in ran or len(sent) != 1 or not facts.after(ran[call], cancelled):
+        if call not in ran or len(sent) != 1 or not facts.after(ran[call], begun[call]):
             continue
         end = ended.get(call)
         is_soon = end is not None and end["t"] <= max(cancelled["t"], facts.healed_at) + SOON

@@ -172,6 +172,7 @@ BROKEN: dict[str, Edit] = {
     ),
     "a_call_outlives_its_connection": other("ended", {"how": "cancelled"}),
     "a_call_that_is_cancelled_stops": all_of(
+        with_records("told", {"what": "cancels", "client": "c1", "call": "c1.1"}),
         with_records("told", {"what": "cancelled", "client": "c1", "call": "c1.1"}),
         other("ended", {"t": 99.0}),
     ),
@@ -235,6 +236,14 @@ def test_who_is_told_of_a_gap_may_miss_events() -> None:
     history = good()
     without("hears", kind="event", n=1)(history)
     with_records("heals", {"what": "gap", "client": "c1"})(history)
+    assert violations(history) == []
+
+
+def test_a_cancellation_may_overtake_its_call() -> None:
+    history = good()
+    BROKEN["a_call_that_is_cancelled_stops"](history)
+    records = history.records
+    records.insert(at(history, "ran"), records.pop(at(history, "cancels")))
     assert violations(history) == []
 
 
