@@ -30,6 +30,9 @@ from mcp_sessions.stores.records import (
     attachment_of,
 )
 
+_LOST = 1_000
+"""More fencing epochs than a database can have lost."""
+
 
 class EventsInMemory(Tables):
     async def append(
@@ -203,12 +206,13 @@ class EventsInMemory(Tables):
         attached = attachment.attach(
             attachment.state_of(is_attached=previous is not None),
             connection_id,
-            fencing_epoch=record.fencing_epoch,
+            fencing_epoch=FencingEpoch(record.fencing_epoch + _LOST * session.epochs_lost),
             waits_from=record.client.waits_from,
             only_if_free=only_if_free,
         )
         if attached is None:
             return None
+        session.epochs_lost = False
         log = session.events if session.events is not None else self._stream(session, EVENTS)
         replay, refusal = log.replay(position, now=now)
         counts, head = log.counts, log.head.event_id()

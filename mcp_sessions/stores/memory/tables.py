@@ -48,6 +48,9 @@ class MemorySession:
     uri_bytes: int = 0
     """The bytes of its subscriptions, in sum."""
 
+    epochs_lost: bool = False
+    """The database may have lost its last fencing epochs, which some processes still know."""
+
 
 @dataclass(slots=True)
 class Owner:

@@ -193,6 +193,8 @@ class PostgresExchange(JoinedProcess):
                     await self._has_mail.wait()
                 self._has_mail.clear()
             except StoreUnavailable:
+                # Mail may be taken, and the answer with it be lost.
+                self._lose(self._connection)
                 self._unsettle()
                 await asyncio.sleep(backoff.failed(random.random()))
 

@@ -439,6 +439,7 @@ def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Wind
         now_there[StreamName(name)] = log if stays else EventLog(new_epoch, window)
     streams = {name: log for name, log in now_there.items() if name != EVENTS}
     session = MemorySession(record, now_there.get(EVENTS), streams or None)
+    session.epochs_lost = not is_as_it_was or "lost" in body
     counts = body.get("keys")
     if counts is not None:
         rows = [*found.finished, *found.answered]
@@ -582,6 +583,8 @@ def _body(
         body["holder"] = holder
     if record.story:
         body["story"] = record.story
+    if session.epochs_lost:
+        body["lost"] = True
     return body
 
 

@@ -331,9 +331,8 @@ class SqlStore(Steps):
             if changes:
                 await self._engine.write(changes)
             rows = [each.row for each in held if each.session.record.session_id in ended]
-            for row, failed in broken:
-                logger.error("a session could not be read: %s", type(failed).__name__)
-                rows += [row] if has_come(row.expires_at, now) else []
+            _log_broken(broken)
+            rows += [row for row, _ in broken if has_come(row.expires_at, now)]
             going = [(SessionId(row.sid), row.version) for row in rows]
             gone = await self._engine.remove(going) if going else []
             removed = {row.sid for row in gone}
@@ -349,7 +348,9 @@ class SqlStore(Steps):
         somebody changed meanwhile.
         """
         for _ in range(TRIES):
-            working, held = self._working(found, NOTHING, [])
+            broken: list[Broken] = []
+            working, held = self._working(found, NOTHING, broken)
+            _log_broken(broken)
             await work(working)
             changes = _changes(working, held, now)
             written = await self._engine.write(changes) if changes else set[SessionId]()
@@ -419,7 +420,8 @@ class SqlStore(Steps):
         )
 
     async def sleep(self, *, now: float) -> None:
-        since, by = self._slept_by, asleep_by(await self._now(now), self._policy)
+        now = await self._now(now)
+        since, by = self._slept_by, asleep_by(now, self._policy)
         # A session's ``due_at`` may be earlier than its deadline.
         earlier = COARSE * idle_time(Mode.TRANSPORT, self._policy)
         after = (since - earlier, "")
@@ -458,13 +460,14 @@ class SqlStore(Steps):
         wanted = Wanted(log=True, key=key, name=change.id if again else None)
         done: dict[SessionId, AppendedChange] = {}
         left: list[SessionId] = list(session_ids)
+        broken: list[Broken] = []
         async with AsyncExitStack() as turns:
             for session_id in sorted(session_ids):
                 await turns.enter_async_context(self._turns.of(session_id))
             for _ in range(TRIES):
                 if not left:
                     break
-                working, held = await self._read(left, wanted, [])
+                working, held = await self._read(left, wanted, broken)
                 try:
                     appended = await working.append_change(left, change, now=now, again=again)
                 except NotRead:
@@ -475,6 +478,8 @@ class SqlStore(Steps):
                 lost = {SessionId(each.row.sid) for each in changes} - written
                 done |= {each.session_id: each for each in appended if each.session_id not in lost}
                 left = [session_id for session_id in left if session_id in lost]
+        for failed in {row.sid: failed for row, failed in broken}.values():
+            logger.error("a change is not in a session's log: %s", unreadable(failed))
         if left:
             raise StoreUnavailable(_BUSY)
         return [done[session_id] for session_id in session_ids if session_id in done]
@@ -605,6 +610,11 @@ def unreadable(failed: Exception) -> StoreRefused:
         f"a row of the database cannot be read ({type(failed).__name__}): another program wrote "
         "it, or another release"
     )
+
+
+def _log_broken(broken: Sequence[Broken]) -> None:
+    for _, failed in broken:
+        logger.error("a session could not be read: %s", type(failed).__name__)
 
 
 def _changes(working: Working, held: Sequence[Stored], now: float) -> list[Change]:

@@ -731,7 +731,7 @@ def counted(tx: Transaction) -> int:
     return tx.execute("SELECT value FROM meta WHERE name = 'sessions'").fetchone()[0]
 
 
-def remove(tx: Transaction, row: int, deadline: float | None = None) -> bool:
+def remove(tx: Transaction, row: int | None, deadline: float | None = None) -> bool:
     """Remove every trace of a session (END2); whether it was there.
 
     Args:
@@ -781,4 +781,6 @@ def requested_ends(tx: Transaction) -> list[SessionId]:
 
 
 def forget_request(tx: Transaction, session_id: SessionId) -> None:
-    tx.execute("DELETE FROM end_requests WHERE session_id = ?", (session_id,))
+    """Unless the session is still there."""
+    if row_of(tx, session_id) is None:
+        tx.execute("DELETE FROM end_requests WHERE session_id = ?", (session_id,))

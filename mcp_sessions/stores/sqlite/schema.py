@@ -325,7 +325,7 @@ def unavailable(path: Path, failed: sqlite3.Error) -> StoreUnavailable:
             cause, why = "no space left on its disk. Free some", "full"
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             cause, why = "locked by another program. End that program", "locked"
-        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CONSTRAINT:
             cause, why = "the file is damaged. Put a copy in its place", "damaged"
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
             cause = "the file cannot be written. Look at its permissions and its file system"

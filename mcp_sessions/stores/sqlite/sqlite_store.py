@@ -332,24 +332,14 @@ class SQLiteStore(Steps, ServedFile):
 
     async def _fetch_some(self, session_ids: Sequence[SessionId]) -> None:
         """Have sessions with their events in memory. Their turns are held."""
-        away = [each for each in session_ids if each not in self._memory]
-
-        def read(tx: Transaction) -> list[rows.Found]:
-            found = rows.sessions(tx, away, self._window)
-            for each in found:
-                if isinstance(each, FileSession) and each.lacks(_EVENTS):
-                    self._read(tx, each, _EVENTS)
-            return found
-
-        for each in await self._ask(read, short=True) if away else ():
-            if isinstance(each, Unreadable):
-                raise unreadable(each.failed) from each.failed
-            self._take(each)
         for session_id in session_ids:
-            if session_id not in away and self._lacks_events(session_id):
+            try:
                 await self._fetched(session_id, _EVENTS)
-        if self._watch.is_lost:
-            await self._writer.call(Write([]))
+            except StoreRefused as failed:
+                if self._watch.is_lost:
+                    raise
+                # The others get the change all the same.
+                logger.error("a change is not in a session's log: %s", failed)
 
     def _found(self, tx: Transaction, session_id: SessionId, wanted: Wanted) -> FileSession | None:
         for found in rows.sessions(tx, [session_id], self._window):
@@ -504,14 +494,25 @@ class SQLiteStore(Steps, ServedFile):
             session = self._memory.find(session_id)
             if session is None or self._watch.is_lost:
                 async with self._turns.of(session_id):
-                    session = await self._fetched(session_id, NOTHING)
+                    try:
+                        session = await self._fetched(session_id, NOTHING)
+                    except StoreRefused:
+                        if self._watch.is_lost:
+                            raise
+                        # The others are in use, too. Its own requests say why.
+                        continue
             if session is not None:
                 _at_once(self._memory.touch([session_id], now=now))
                 self._deadline_moved(session)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         async with self._turns.of(session_id):
-            session = await self._fetched(session_id, NOTHING)
+            try:
+                session = await self._fetched(session_id, NOTHING)
+            except StoreRefused:
+                # It cannot be read. It is over all the same.
+                await self._writer.call(lambda tx: rows.remove(tx, rows.row_of(tx, session_id)))
+                raise
             if session is None:
                 return None
             self._memory.drop(session)
@@ -521,7 +522,11 @@ class SQLiteStore(Steps, ServedFile):
     async def _end_asked(self) -> None:
         """End the sessions that an operator asked this process to end."""
         for session_id in await self._ask(rows.requested_ends):
-            record = await self.end(session_id)
+            try:
+                record = await self.end(session_id)
+            except StoreRefused as failed:
+                logger.error("a session that was to end: %s", failed)
+                record = None
             if record is not None:
                 self._ended_outside.append(record)
             await self._writer.call(
@@ -560,6 +565,7 @@ class SQLiteStore(Steps, ServedFile):
             f"{DUE} AND ({where}) ORDER BY expires_at LIMIT ?",
             (latest, *values, limit + more),
             lambda working: work(working, limit),
+            now=now,
             latest=latest,
         )
 
@@ -585,6 +591,7 @@ class SQLiteStore(Steps, ServedFile):
                     lambda working, wanted=wanted: working.evict_heavy(
                         now=now, most=-1, held=spared, limit=wanted
                     ),
+                    now=now,
                     latest=at[0],
                 )
             except StoreUnavailable:
@@ -612,6 +619,7 @@ class SQLiteStore(Steps, ServedFile):
                 f"(expires_at, sid) > (?, ?) AND {DUE} ORDER BY expires_at, sid LIMIT ?",
                 (*after, by, _ASLEEP_AT_ONCE),
                 work,
+                now=now,
                 latest=by,
                 page=page,
             )
@@ -624,6 +632,7 @@ class SQLiteStore(Steps, ServedFile):
         values: Sequence[float | str | bytes],
         work: Callable[[Working], Coroutine[Any, Any, Sequence[SessionRecord]]],
         *,
+        now: float,
         latest: float,
         page: list[tuple[float, int]] | None = None,
     ) -> list[SessionRecord]:
@@ -659,9 +668,9 @@ class SQLiteStore(Steps, ServedFile):
                 # Somebody uses it now.
                 continue
             if isinstance(session, Unreadable):
-                # A newer version's, or not ours. It is over all the same, and stops no other.
+                # A newer version's, or not ours. It expires all the same, and stops no other.
                 logger.error("a session could not be read: %s", type(session.failed).__name__)
-                if has_come(deadline, latest):
+                if has_come(deadline, now):
                     broken.append(session)
                 continue
             some.hold(session, self._memory.carried(session_id) or session.carried)
@@ -681,12 +690,6 @@ class SQLiteStore(Steps, ServedFile):
         sure = {each.row: each.session_id in self._memory for each in going}
         for each in going:
             self._memory.drop(each)
-        if changes:
-            for each in in_memory:
-                each.pending += 1
-            await self._writer.call(Write(in_memory, changes))
-        if not going and not broken:
-            return []
 
         def remove(tx: Transaction) -> list[SessionRecord]:
             for each in broken:
@@ -697,7 +700,16 @@ class SQLiteStore(Steps, ServedFile):
                 if rows.remove(tx, each.row, None if sure[each.row] else each.deadline)
             ]
 
-        return await self._writer.call(remove)
+        async with AsyncExitStack() as turns:
+            # So that nobody reads one from the file just before it goes.
+            for each in going:
+                await turns.enter_async_context(self._turns.of(each.session_id))
+            going = [each for each in going if each.session_id not in self._memory]
+            if changes:
+                for each in in_memory:
+                    each.pending += 1
+                await self._writer.call(Write(in_memory, changes))
+            return await self._writer.call(remove) if going or broken else []
 
     # --- many sessions ---------------------------------------------------------------------------
 

@@ -56,7 +56,10 @@ BATCH = 256
 IDLE = 0.5
 """Seconds between two looks after the file itself."""
 
-_OF_THE_VALUE = (None, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE)
+_OF_THE_VALUE = (
+    None, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE,
+    sqlite3.SQLITE_CONSTRAINT,
+)  # fmt: skip
 """Errors that are one value's fault, and not the file's."""
 
 
@@ -440,7 +443,9 @@ class Writer:
         self, connection: sqlite3.Connection, batch: Sequence[_Call], failed: Exception
     ) -> Generator[_Done]:
         if len(batch) == 1:
-            yield _refused(batch, failed)
+            # A row is in the way that the process knows nothing of.
+            is_damaged = isinstance(failed, sqlite3.IntegrityError)
+            yield _refused(batch, unavailable(self._path, failed) if is_damaged else failed)
             return
         for call in batch:
             yield from self._commit(connection, [call])

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, Refusal, StoreRefused, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
+    ConnectionId,
     LogEpoch,
     Position,
     RequestKey,
@@ -24,13 +26,21 @@ from mcp_sessions.ids import (
     StreamName,
     parse_position,
 )
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.postgres import PostgresStore
 from mcp_sessions.stores.postgres.postgres_link import PostgresLink
 from mcp_sessions.stores.records import Attachment
 from tests.stores.opening import NOW, POLICY, new, opened
 from tests.support.disks import full, mounted, unmount
-from tests.support.postgres_server import PostgresServer, postgres_server, postgres_store, schema
+from tests.support.postgres_server import (
+    PostgresServer,
+    postgres_server,
+    postgres_store,
+    schema,
+    shared_postgres,
+    two_postgres_stores,
+)
 
 pytestmark = pytest.mark.postgres
 
@@ -271,6 +281,76 @@ async def test_after_a_failover_no_event_id_is_used_again() -> None:
             (appended.event,),
             None,
         )
+
+
+async def test_after_a_failover_no_fencing_epoch_is_given_again() -> None:
+    """TKO9. The standby lacks the last attachment, whose process lives and will let go of it."""
+    async with opened(postgres_store()) as store:
+        session_id = await new(store)
+        link = store._link  # pyright: ignore[reportPrivateUsage]
+        ((before,),) = await link.fetch("SELECT body FROM sessions")
+        lost = await store.attach(session_id, ConnectionId("lost"), now=NOW)
+        assert lost is not None
+        await link.fetch(
+            "UPDATE sessions SET version = version + 99, body = $1",
+            before.replace(b'"line":"', b'"line":"0'),
+        )
+        assert await store.head(session_id) is not None
+        attached = await store.attach(session_id, ConnectionId("next"), now=NOW)
+        assert attached is not None and attached.fencing_epoch > lost.fencing_epoch
+        assert not await store.detach(session_id, lost.fencing_epoch)
+        again = await store.attach(session_id, ConnectionId("last"), now=NOW)
+        assert again is not None and again.fencing_epoch == attached.fencing_epoch + 1
+
+
+async def test_mail_that_was_taken_and_did_not_arrive_is_a_gap() -> None:
+    """The connection that listens lives on. The answer to another one was lost."""
+    here, there = two_postgres_stores()
+    async with opened(here), opened(there):
+        session_id = await new(here)
+        listener, exchange = Listener(), here.exchange
+        assert exchange is not None
+        await exchange.join("here", listener)
+        await exchange.watch(session_id, EVENTS)
+        link = here._link  # pyright: ignore[reportPrivateUsage]
+        fetch, taken = link.fetch, list[int]()
+
+        async def loses(sql: str, *values: Any) -> Any:
+            rows = await fetch(sql, *values)
+            if sql.startswith("DELETE FROM mail") and rows and not taken:
+                taken.append(len(rows))
+                raise StoreUnavailable("no answer")
+            return rows
+
+        link.fetch = loses  # pyright: ignore[reportAttributeAccessIssue]
+        await there.append(session_id, Draft(b"{}"), now=NOW)
+        await listener.until(lambda: bool(listener.gaps))
+        assert taken == [1] and listener.events == []
+
+
+@pytest.mark.parametrize("ahead", [-7_200.0, 7_200.0])
+async def test_a_session_sleeps_by_the_clock_of_the_server(ahead: float) -> None:
+    """SES13. The clock of the process that looks is wrong."""
+    policy = SessionPolicy(idle_timeout=100, forget_after=1_000, max_lifetime=10_000)
+    own = schema()
+    url = shared_postgres().url
+    store = PostgresStore(url, schema=own, clock=lambda: time.time() + ahead)
+    async with opened(store, policy):
+        now = time.time() + ahead
+        asleep, used = [
+            (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=now)).session_id
+            for _ in range(2)
+        ]
+        for each in (asleep, used):
+            await store.append(each, Draft(b"{}"), now=now)
+        await store._link.fetch(  # pyright: ignore[reportPrivateUsage]
+            "UPDATE sessions SET expires_at = expires_at - 500, due_at = due_at - 500"
+            " WHERE sid = $1",
+            asleep,
+        )
+        await store.sleep(now=now)
+        rows = await store._link.fetch("SELECT sid FROM events")  # pyright: ignore[reportPrivateUsage]
+        assert [row["sid"] for row in rows] == [used]
 
 
 async def test_after_a_failover_an_agents_log_is_whole_and_has_new_ids() -> None:

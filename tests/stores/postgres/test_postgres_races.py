@@ -200,8 +200,10 @@ async def test_a_session_falls_asleep_also_if_somebody_changes_it_meanwhile() ->
         assert await events_of(there) == 0
 
 
-async def test_what_another_program_wrote_to_a_row_stops_no_other_session() -> None:
-    """Steps of many sessions go on with the others."""
+async def test_what_another_program_wrote_to_a_row_stops_no_other_session(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Steps of many sessions go on with the others, and the log says so."""
     async with two() as (here, there):
         broken, whole = await new(here), await new(here)
         await there._link.fetch(  # pyright: ignore[reportPrivateUsage]
@@ -211,8 +213,10 @@ async def test_what_another_program_wrote_to_a_row_stops_no_other_session() -> N
         await here.touch(ids, now=NOW + 50)
         record = await here.load(whole, now=NOW + 50)
         assert record is not None and record.life.expires_at == NOW + 50 + 500
+        assert "a session could not be read: " in caplog.text
         changed = change_of(listed="tools")
         appended = await here.append_change(ids, changed, now=NOW + 50)
+        assert caplog.text.count("a change is not in a session's log: ") == 1
         assert [each.session_id for each in appended] == [whole]
         assert await events_of(there) == 1
         await here.sleep(now=NOW + 50 + IDLE)

@@ -10,10 +10,13 @@ from mcp_sessions.core.request_keys import Begun, KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.records import CurrentSession, Data, Peer
 from mcp_sessions.stores.sqlite import schema as sqlite_schema
+from mcp_sessions.stores.sqlite.rows import request_end
 from mcp_sessions.stores.sqlite.schema import MIGRATIONS, VERSION, statements
+from mcp_sessions.testing.parts import change_of
 from tests.stores.sqlite.file_store import NOW, new, opened, refusal_of, sql
 
 
@@ -217,3 +220,66 @@ async def test_a_session_that_cannot_be_read_stops_no_round_for_the_others(
         assert {each.session_id for each in ended} == {first, last}
         assert await sql(store, "SELECT count(*) FROM sessions") == (0,)
         assert "could not be read" in caplog.text and bad not in caplog.text
+
+
+def broken(path: Path, session_id: SessionId) -> None:
+    """Write to a session what a newer release may have written."""
+    other = sqlite3.connect(path)
+    other.execute("UPDATE sessions SET mode = 'newer' WHERE session_id = ?", (session_id,))
+    other.commit()
+    other.close()
+
+
+async def test_a_session_that_cannot_be_read_keeps_no_change_from_the_others(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """EVT1, SES14. They are asked for in the same call."""
+    async with opened(path) as store:
+        ids = [await new(store) for _ in range(3)]
+    broken(path, ids[1])
+    async with opened(path) as store:
+        appended = await store.append_change(ids, change_of(listed="tools"), now=NOW)
+        assert [each.session_id for each in appended] == [ids[0], ids[2]]
+        assert "a change is not in a session's log" in caplog.text
+    async with opened(path) as store:
+        await store.touch(ids, now=NOW + 50)
+        found = [await store.load(each, now=NOW + 50) for each in (ids[0], ids[2])]
+        assert [each.life.expires_at for each in found if each is not None] == [NOW + 150] * 2
+
+
+async def test_a_session_that_cannot_be_read_sleeps_until_it_expires(path: Path) -> None:
+    """SES15. The release that wrote it may come back. What makes room or sleeps leaves it."""
+    policy = SessionPolicy(idle_timeout=100, forget_after=1_000, max_lifetime=10_000)
+    async with opened(path, policy=policy) as store:
+        session_id = await new(store)
+    broken(path, session_id)
+    async with opened(path, policy=policy) as store:
+        await store.sleep(now=NOW + 500)
+        for opens in (False, True):
+            assert not await store.evict(
+                now=NOW + 500, unused_for=60, held=(), limit=9, opened=opens
+            )
+        assert not await store.evict_heavy(now=NOW + 500, most=0, held=(), limit=9)
+        assert await sql(store, "SELECT count(*) FROM sessions") == (1,)
+        await store.expire(now=NOW + 1_000, held=(), limit=9)
+        assert await sql(store, "SELECT count(*) FROM sessions") == (0,)
+
+
+async def test_an_operator_who_ends_a_session_that_cannot_be_read_stops_no_server(
+    path: Path,
+) -> None:
+    """END1. The server ends it when it looks, and what an operator asked for after it."""
+    async with opened(path) as store:
+        bad, good = await new(store), await new(store)
+        for each in (bad, good):
+            await store._writer.call(  # pyright: ignore[reportPrivateUsage]
+                lambda tx, each=each: request_end(tx, each)
+            )
+        other = sqlite3.connect(path)
+        asked = other.execute("SELECT session_id FROM end_requests").fetchall()
+        other.close()
+        assert {name for (name,) in asked} == {bad, good}
+    broken(path, bad)
+    async with opened(path) as store:
+        assert await store.session_ids() == []
+        assert await sql(store, "SELECT count(*) FROM end_requests") == (0,)

@@ -27,9 +27,11 @@ from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.record_changes import SetCurrent
 from mcp_sessions.stores.records import Admitted, CurrentSession
 from mcp_sessions.stores.sqlite import schema as sqlite_schema
+from mcp_sessions.stores.sqlite import sqlite_store
 from mcp_sessions.stores.sqlite.commit_budget import AT_ONCE
 from mcp_sessions.stores.sqlite.schema import Durability, open_again
 from mcp_sessions.stores.sqlite.sqlite_store import FEW, SQLiteStore
+from mcp_sessions.stores.sqlite.writer import Write
 from tests.stores.sqlite.file_store import (
     NOW,
     POLICY,
@@ -234,6 +236,47 @@ async def test_who_comes_with_what_cannot_be_stored_fails_alone(path: Path) -> N
         )
         assert isinstance(numbers.pop(3), OverflowError)
         assert [each.event.number for each in numbers] == [1, 2, 3, 4, 5, 6]  # type: ignore[union-attr]
+
+
+async def test_a_row_that_is_there_already_fails_its_own_session_alone(path: Path) -> None:
+    """Rule 3 of the writer. Another program left an event in the log of one of them."""
+    async with opened(path, durability="full") as store:
+        of, other = await new(store), await new(store)
+        await sql(
+            store,
+            "INSERT INTO events (log, number, at, payload) SELECT log, 1, 0, x'' FROM logs"
+            f" JOIN sessions USING (sid) WHERE session_id = '{other}'",
+        )
+        refused, *appended = await asyncio.gather(
+            *[store.append(each, Draft(b"{}"), now=NOW) for each in (other, of, of)],
+            return_exceptions=True,
+        )
+        assert isinstance(refused, StoreRefused) and "damaged" in str(refused)
+        assert [each.event.number for each in appended] == [1, 2]  # type: ignore[union-attr]
+
+
+async def test_who_comes_while_his_session_expires_finds_it_gone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SES18. It was not in memory. While the round wrote of another session, a step read it from
+    the file: it went on in memory alone, and its event was left in the file.
+    """
+    monkeypatch.setattr(sqlite_store, "MAX_BYTES", 0)
+    async with opened(path, durability="full") as store:
+        of, held, _ = await new(store), await new(store), await new(store)
+        call, appending = store._writer.call, list[asyncio.Task[Any]]()  # pyright: ignore[reportPrivateUsage]
+
+        def and_appends(work: Any, **how: Any) -> asyncio.Future[Any]:
+            if isinstance(work, Write) and not appending:
+                append = store.append(of, Draft(b"{}"), now=NOW + 200)
+                appending.append(asyncio.create_task(append))
+            return call(work, **how)
+
+        monkeypatch.setattr(store._writer, "call", and_appends)  # pyright: ignore[reportPrivateUsage]
+        ended = await store.expire(now=NOW + 200, held=[held], limit=9)
+        assert of in {record.session_id for record in ended}
+        assert await appending[0] is None
+        assert await sql(store, "SELECT count(*) FROM events") == (0,)
 
 
 async def test_what_was_undone_is_not_remembered(path: Path) -> None:
