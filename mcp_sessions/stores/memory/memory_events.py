@@ -30,9 +30,6 @@ from mcp_sessions.stores.records import (
     attachment_of,
 )
 
-_LOST = 1_000
-"""More fencing epochs than a database can have lost."""
-
 
 class EventsInMemory(Tables):
     async def append(
@@ -129,8 +126,7 @@ class EventsInMemory(Tables):
             return
         if not attachment.may_drop(session.record.client.carried.get(origin), fencing_epoch):
             return
-        streams = session.streams if session.streams is not None else {}
-        log = session.events if stream == EVENTS else streams.get(stream)
+        log = self._log(session_id, stream)
         if log is not None:
             log.drop_origin(origin)
         relayed = self._relayed.get(session_id)
@@ -206,13 +202,13 @@ class EventsInMemory(Tables):
         attached = attachment.attach(
             attachment.state_of(is_attached=previous is not None),
             connection_id,
-            fencing_epoch=FencingEpoch(record.fencing_epoch + _LOST * session.epochs_lost),
+            fencing_epoch=FencingEpoch(record.fencing_epoch + session.lost_epochs),
             waits_from=record.client.waits_from,
             only_if_free=only_if_free,
         )
         if attached is None:
             return None
-        session.epochs_lost = False
+        session.lost_epochs = 0
         log = session.events if session.events is not None else self._stream(session, EVENTS)
         replay, refusal = log.replay(position, now=now)
         counts, head = log.counts, log.head.event_id()

@@ -303,10 +303,8 @@ class MemoryStore(EventsInMemory, Expiring, EndsInMemory):
         return True
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
-        records = [session.record for session in self._sessions.values()]
-        if principal is None:
-            return records
-        return [record for record in records if record.principal == principal]
+        records = (session.record for session in self._sessions.values())
+        return [each for each in records if principal is None or each.principal == principal]
 
     async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
         # Sorted once for all pages: those that come and go between two pages move no other.

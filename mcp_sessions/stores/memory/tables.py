@@ -48,8 +48,11 @@ class MemorySession:
     uri_bytes: int = 0
     """The bytes of its subscriptions, in sum."""
 
-    epochs_lost: bool = False
-    """The database may have lost its last fencing epochs, which some processes still know."""
+    holder: str | None = None
+    """Who keeps what only one process keeps of it (``Exchange.claim``)."""
+
+    lost_epochs: int = 0
+    """So many fencing epochs at the most has the database lost. Some processes still know them."""
 
 
 @dataclass(slots=True)

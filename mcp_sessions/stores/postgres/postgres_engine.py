@@ -444,14 +444,6 @@ class PostgresEngine:
         )  # fmt: skip
         return [Found(SessionRow(*row)) for row in rows]
 
-    async def tagged(self, tag: int, after: str, limit: int) -> list[SessionRow]:
-        rows = await self._link.fetch(
-            f"SELECT {_OF_S} FROM sessions s WHERE tags @> ARRAY[$1::bigint] AND sid > $2"
-            " ORDER BY sid LIMIT $3",
-            tag, after, limit,
-        )  # fmt: skip
-        return [SessionRow(*row) for row in rows]
-
     async def every(self, owner: bytes | None, after: str, limit: int) -> list[SessionRow]:
         rows = await self._link.fetch(
             f"SELECT {_OF_S} FROM sessions s WHERE {_whose(owner)} AND sid > $2"
@@ -469,10 +461,10 @@ class PostgresEngine:
         )
         return [KeyRow(*row) for row in rows]
 
-    async def ids(self, after: str, limit: int) -> list[SessionId]:
+    async def audience(self, tag: int | None, after: str, limit: int) -> list[SessionId]:
+        which = "mode = ANY($1::text[])" if tag is None else "tags @> ARRAY[$1::bigint]"
         rows = await self._link.fetch(
-            "SELECT sid FROM sessions WHERE mode = ANY($1::text[]) AND sid > $2"
-            " ORDER BY sid LIMIT $3",
-            [Mode.PROTOCOL.value, Mode.TRANSPORT.value], after, limit,
+            f"SELECT sid FROM sessions WHERE {which} AND sid > $2 ORDER BY sid LIMIT $3",
+            [Mode.PROTOCOL.value, Mode.TRANSPORT.value] if tag is None else tag, after, limit,
         )  # fmt: skip
         return [SessionId(row[0]) for row in rows]

@@ -62,6 +62,9 @@ COARSE = 0.01
 an index that changes with each request would make each request slower."""
 
 
+MOST_LOST = 1_000
+"""More fencing epochs of a session than a failover can lose."""
+
 KNOWN_EVENTS = 16
 """The oldest events of a log that a process knows of a session: in a full log each new event takes
 one out."""
@@ -196,7 +199,6 @@ class Stored(NamedTuple):
     finished: int
     """The number of keys that finished so far, in all."""
 
-    holder: str | None
     state: StoredState
     uris: frozenset[str]
     is_renewed: bool
@@ -439,7 +441,8 @@ def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Wind
         now_there[StreamName(name)] = log if stays else EventLog(new_epoch, window)
     streams = {name: log for name, log in now_there.items() if name != EVENTS}
     session = MemorySession(record, now_there.get(EVENTS), streams or None)
-    session.epochs_lost = not is_as_it_was or "lost" in body
+    session.holder = body.get("holder")
+    session.lost_epochs = body.get("lost", 0) if is_as_it_was else MOST_LOST
     counts = body.get("keys")
     if counts is not None:
         rows = [*found.finished, *found.answered]
@@ -464,7 +467,7 @@ def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Wind
     }
     return Stored(
         row, session, carried, session.data, logs,
-        counts[2] if counts is not None else 0, body.get("holder"), record.state,
+        counts[2] if counts is not None else 0, record.state,
         record.client.subscriptions, not is_as_it_was,
     )  # fmt: skip
 
@@ -481,7 +484,6 @@ def change_of(
     before: Stored,
     session: MemorySession,
     carried: Mapping[SessionId, Position],
-    holder: str | None,
     now: float,
 ) -> Change | None:
     """What a step changed; None: nothing."""
@@ -501,7 +503,7 @@ def change_of(
         change.removed += [(name, number) for number in removed]
     change.added.sort(key=lambda added: (added.stream, added.event.number))
     finished = _keys_changed(change, before, session)
-    body = _body(row.line, session, logs, carried, holder, finished)
+    body = _body(row.line, session, logs, carried, finished)
     change.body = encode(body)
     if record.state is not before.state:
         change.state = encode([dict(record.state.values), record.state.version])
@@ -550,7 +552,6 @@ def _body(
     session: MemorySession,
     logs: Mapping[StreamName, EventLog],
     carried: Mapping[SessionId, Position],
-    holder: str | None,
     finished: int,
 ) -> dict[str, Any]:
     record = session.record
@@ -579,12 +580,12 @@ def _body(
         body["level"] = client.log_level
     if session.keys is not None:
         body["keys"] = [session.keys.size, session.keys.answer_bytes, finished]
-    if holder is not None:
-        body["holder"] = holder
+    if session.holder is not None:
+        body["holder"] = session.holder
     if record.story:
         body["story"] = record.story
-    if session.epochs_lost:
-        body["lost"] = True
+    if session.lost_epochs:
+        body["lost"] = session.lost_epochs
     return body
 
 
@@ -611,5 +612,5 @@ def new_row(session: MemorySession, line: str) -> SessionRow:
     return SessionRow(
         line, record.session_id, version, record.mode.value, owner_of(record.principal),
         life.created_at, life.expires_at, life.ends_at, life.expires_at, facts,
-        encode(_body(line, session, logs, {}, None, 0)), None, None,
+        encode(_body(line, session, logs, {}, 0)), None, None,
     )  # fmt: skip

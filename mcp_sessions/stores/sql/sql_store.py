@@ -64,7 +64,8 @@ from mcp_sessions.stores.sql.session_rows import (
     owner_of,
     record_of,
     stored,
-    uri_tags,
+    tag_of,
+    text_bytes,
 )
 from mcp_sessions.stores.sql.steps import NOTHING, Due, Steps, Unused, Working
 from mcp_sessions.stores.whole_sessions import WholeSession, whole_log
@@ -140,16 +141,16 @@ class Engine(Protocol):
         """
         ...
 
-    async def tagged(self, tag: int, after: str, limit: int) -> list[SessionRow]: ...
+    async def audience(self, tag: int | None, after: str, limit: int) -> list[SessionId]:
+        """Sessions that have that tag, in order of their ids; without one, those of the modes that
+        the server's changes are for.
+        """
+        ...
 
     async def every(self, owner: bytes | None, after: str, limit: int) -> list[SessionRow]: ...
 
     async def keys(self, session_id: SessionId) -> list[KeyRow]:
         """All of a session: those that finished, in that order, and then those that run."""
-        ...
-
-    async def ids(self, after: str, limit: int) -> list[SessionId]:
-        """Sessions of the modes that the server's changes are for, in order of their ids."""
         ...
 
 
@@ -438,12 +439,8 @@ class SqlStore(Steps):
     # --- events ------------------------------------------------------------------------------
 
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
-        if change.uri is not None:
-            (tag,) = uri_tags([change.uri])
-            rows = await self._engine.tagged(tag, after or "", PAGE)
-            ids = [SessionId(row.sid) for row in rows]
-        else:
-            ids = await self._engine.ids(after or "", PAGE)
+        tag = tag_of(text_bytes(change.uri)) if change.uri is not None else None
+        ids = await self._engine.audience(tag, after or "", PAGE)
         return Audience(ids, ids[-1] if len(ids) == PAGE else None)
 
     async def append_change(
@@ -500,31 +497,26 @@ class SqlStore(Steps):
         self, session_id: SessionId, holder: str | None, *, instead_of: str | None = None
     ) -> str | None:
         """See :meth:`~mcp_sessions.stores.exchange.Exchange.claim`."""
-        async with self._turns.of(session_id):
-            for _ in range(TRIES):
-                working, held = self._working(
-                    await self._engine.read([session_id], NOTHING), NOTHING
-                )
-                if not held:
-                    return None
-                (before,) = held
-                if holder is None or before.holder not in (None, instead_of):
-                    return before.holder
-                change = change_of(before, before.session, working.carried(session_id), holder, 0.0)
-                if change is None or await self._engine.write([change]):
-                    return holder
-        raise StoreUnavailable(_BUSY)
+
+        async def work(working: Working) -> str | None:
+            session = working.session(session_id)
+            if session is not None and holder is not None and session.holder in (None, instead_of):
+                session.holder = holder
+            return session.holder if session is not None else None
+
+        return await self._step(session_id, work)
 
     # --- belongings ------------------------------------------------------------------------------
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
         owner = owner_of(principal) if principal is not None else None
-        records: list[SessionRecord] = []
-        after = ""
-        while rows := await self._engine.every(owner, after, PAGE):
-            records += [self._record(row) for row in rows]
-            after = rows[-1].sid
-        return records
+        return [self._record(row) for row in await self._rows(owner)]
+
+    async def _rows(self, owner: bytes | None) -> list[SessionRow]:
+        found: list[SessionRow] = []
+        while rows := await self._engine.every(owner, found[-1].sid if found else "", PAGE):
+            found += rows
+        return found
 
     async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
         rows = await self._engine.every(None, after or "", limit)
@@ -539,10 +531,7 @@ class SqlStore(Steps):
     # --- whole sessions --------------------------------------------------------------------------
 
     async def session_ids(self) -> Sequence[SessionId]:
-        ids: list[SessionId] = []
-        while rows := await self._engine.every(None, ids[-1] if ids else "", PAGE):
-            ids += [SessionId(row.sid) for row in rows]
-        return ids
+        return [SessionId(row.sid) for row in await self._rows(None)]
 
     async def whole(self, session_id: SessionId) -> WholeSession | None:
         for _ in range(TRIES):
@@ -594,7 +583,7 @@ class SqlStore(Steps):
             _, held = self._working(await self._engine.read([session_id], NOTHING), NOTHING)
             # Somebody else who adds it may have taken the row away, and be done with its own.
             mine = (each for each in held if each.row.expires_at == _OVER)
-            changes = [change_of(each, session, whole.carried, None, 0.0) for each in mine]
+            changes = [change_of(each, session, whole.carried, 0.0) for each in mine]
             written = [each for each in changes if each is not None]
             if written and await self._engine.write(written):
                 return True
@@ -624,7 +613,7 @@ def _changes(working: Working, held: Sequence[Stored], now: float) -> list[Chang
         session_id = before.session.record.session_id
         session = working.session(session_id)
         if session is not None:
-            change = change_of(before, session, working.carried(session_id), before.holder, now)
+            change = change_of(before, session, working.carried(session_id), now)
             if change is not None:
                 changes.append(change)
     return changes

@@ -121,7 +121,9 @@ class FileReads:
         return SessionPage(records, str(following) if following is not None else None)
 
     async def session_ids(self) -> Sequence[SessionId]:
-        return await self._ask(rows.session_ids)
+        find = "SELECT session_id FROM sessions ORDER BY sid"
+        found = await self._ask(lambda tx: tx.execute(find).fetchall())
+        return [SessionId(rows.text_of(session_id)) for (session_id,) in found]
 
     async def whole(self, session_id: SessionId) -> WholeSession | None:
         def work(tx: Transaction) -> WholeSession | None:

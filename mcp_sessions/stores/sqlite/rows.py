@@ -499,11 +499,6 @@ def data(tx: Transaction, session: FileSession) -> None:
     session.data_is_read = True
 
 
-def session_ids(tx: Transaction) -> list[SessionId]:
-    rows = tx.execute("SELECT session_id FROM sessions ORDER BY sid").fetchall()
-    return [SessionId(text_of(session_id)) for (session_id,) in rows]
-
-
 def whole(tx: Transaction, session_id: SessionId, policy: SessionPolicy) -> WholeSession | None:
     """Raises:
     ValueError, TypeError, LookupError: Another program wrote a row of it, or another release.

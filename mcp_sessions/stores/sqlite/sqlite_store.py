@@ -284,11 +284,7 @@ class SQLiteStore(Steps, ServedFile):
             return None
         for session in sessions:
             session.pending += 1
-        size = 0
-        for _, values in changes:
-            for each in values:
-                if type(each) is bytes:
-                    size += len(each)
+        size = sum(len(each) for _, values in changes for each in values if type(each) is bytes)
         is_short = len(changes) <= FEW and size <= SMALL
         return self._writer.call(Write(sessions, changes), short=is_short)
 
@@ -310,7 +306,8 @@ class SQLiteStore(Steps, ServedFile):
                 )
                 if session is None:
                     return None
-                self._take(session)
+                self._memory.take(session)
+                self._trim()
             elif session.is_made_here:
                 # The file has nothing of it that is not here.
                 session.is_made_here = False
@@ -330,17 +327,6 @@ class SQLiteStore(Steps, ServedFile):
             else:
                 return session
 
-    async def _fetch_some(self, session_ids: Sequence[SessionId]) -> None:
-        """Have sessions with their events in memory. Their turns are held."""
-        for session_id in session_ids:
-            try:
-                await self._fetched(session_id, _EVENTS)
-            except StoreRefused as failed:
-                if self._watch.is_lost:
-                    raise
-                # The others get the change all the same.
-                logger.error("a change is not in a session's log: %s", failed)
-
     def _found(self, tx: Transaction, session_id: SessionId, wanted: Wanted) -> FileSession | None:
         for found in rows.sessions(tx, [session_id], self._window):
             if isinstance(found, Unreadable):
@@ -359,10 +345,6 @@ class SQLiteStore(Steps, ServedFile):
                 rows.data(tx, session)
         except rows.UNREADABLE as failed:
             raise unreadable(failed) from failed
-
-    def _take(self, session: FileSession) -> None:
-        self._memory.take(session)
-        self._trim()
 
     def _trim(self) -> None:
         """Memory has a bound. What goes is read again when it is used."""
@@ -391,8 +373,7 @@ class SQLiteStore(Steps, ServedFile):
         session.deadline = session.record.life.expires_at
         moved = {session.row: session.deadline}
         written = self._writer.call(lambda tx: rows.move_deadlines(tx, moved), short=True)
-        if not written.done() or written.exception() is not None:
-            written.add_done_callback(lambda done: _deadline_written(session, done))
+        written.add_done_callback(lambda done: _deadline_written(session, done))
 
     def _moved(self, *, by: float = math.inf) -> dict[int, float]:
         """The deadlines that the file does not have as they are, those that in the file are no
@@ -437,7 +418,8 @@ class SQLiteStore(Steps, ServedFile):
                 lambda tx: self._make(tx, session, known), short=True
             )
             session.is_as_stored()
-            self._take(session)
+            self._memory.take(session)
+            self._trim()
         return session.record
 
     def _make(self, tx: Transaction, session: FileSession, instead_of: FileSession | None) -> int:
@@ -491,18 +473,16 @@ class SQLiteStore(Steps, ServedFile):
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         for session_id in session_ids:
+            try:
+                await self._step(
+                    session_id, lambda working, of=session_id: working.touch([of], now=now)
+                )
+            except StoreRefused:
+                if self._watch.is_lost:
+                    raise
+                # The others are in use, too. Its own requests say why.
             session = self._memory.find(session_id)
-            if session is None or self._watch.is_lost:
-                async with self._turns.of(session_id):
-                    try:
-                        session = await self._fetched(session_id, NOTHING)
-                    except StoreRefused:
-                        if self._watch.is_lost:
-                            raise
-                        # The others are in use, too. Its own requests say why.
-                        continue
             if session is not None:
-                _at_once(self._memory.touch([session_id], now=now))
                 self._deadline_moved(session)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
@@ -743,7 +723,13 @@ class SQLiteStore(Steps, ServedFile):
             if self._watch.is_lost or any(map(self._lacks_events, session_ids)):
                 for session_id in sorted(session_ids):
                     await turns.enter_async_context(self._turns.of(session_id))
-                await self._fetch_some(session_ids)
+                    try:
+                        await self._fetched(session_id, _EVENTS)
+                    except StoreRefused as failed:
+                        if self._watch.is_lost:
+                            raise
+                        # The others get the change all the same.
+                        logger.error("a change is not in a session's log: %s", failed)
             found = [self._memory.find(session_id) for session_id in session_ids]
             sessions = {each.session_id: each for each in found if each is not None}
             changes: list[Statement] = []
