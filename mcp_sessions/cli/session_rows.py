@@ -127,7 +127,7 @@ def details(whole: WholeSession, view: View, latest: str | None) -> dict[str, An
     """
     record = whole.record
     peer, current = record.client.peer, record.client.current
-    events = whole.logs.get(EVENTS) or whole.logs.get(GET_STREAM)
+    events = whole.logs.get(GET_STREAM) or whole.logs.get(EVENTS)
     keys = Counter(entry.state.value for _, entry in whole.keys)
     row = row_of(record, view)
     is_attached = None if record.mode is Mode.TRANSPORT else row["transport"] != NOWHERE

@@ -288,7 +288,7 @@ def live(row: Row, whole: WholeSession, snapshot: Snapshot, latest: str | None) 
     """
     record = whole.record
     peer, current = record.client.peer, record.client.current
-    events = whole.logs.get(EVENTS) or whole.logs.get(GET_STREAM)
+    events = whole.logs.get(GET_STREAM) or whole.logs.get(EVENTS)
     kept, head = (events.counts.kept, events.counts.head) if events is not None else (0, 0)
     evicted = events.counts.evicted if events is not None else 0
     keys = Counter(entry.state.value for _, entry in whole.keys)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from mcp_sessions.cli.main import main
+from mcp_sessions.core.log import Draft
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionId, digest
+from mcp_sessions.ids import GET_STREAM, ConnectionId, FencingEpoch, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
@@ -153,6 +154,21 @@ async def test_one_session_is_shown_without_what_the_application_keeps(
     await run(path, "show", http, "--ids", "--json")
     shown = json.loads(capsys.readouterr().out)
     assert (shown["id"], shown["current"]) == (http, on_http)
+
+
+async def test_the_events_of_a_connection_are_counted(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are in the log of its GET stream. Its other log has none."""
+    http, now = (await filled(path))["http"].session_id, time.time()
+    async with opened(path) as store:
+        for _ in range(2):
+            await store.append(http, Draft(b"{}", None), now=now, stream=GET_STREAM)
+
+    await run(path, "show", digest(http), "--json")
+
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["events"], shown["newestEvent"]) == (2, 2)
 
 
 async def test_one_session_is_a_table_for_people(

@@ -15,7 +15,7 @@ from mcp_sessions.core.log import Draft
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.story import Entry
 from mcp_sessions.dashboard.access_control import HEADERS
-from mcp_sessions.ids import ConnectionId, digest
+from mcp_sessions.ids import GET_STREAM, ConnectionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
@@ -37,6 +37,7 @@ async def test_each_view_shows_the_store_and_no_answer_has_a_credential(make: Ma
         await attached(store, first)
         now = pages.snapshots.clock()
         await store.append(first, Draft(f'{{"{SECRET}": 1}}'.encode(), None), now=now)
+        await store.append(second, Draft(b"{}", None), now=now, stream=GET_STREAM)
         await store.replace_data(first, {SECRET: 1}, expected_version=0)
         await store.change_state(first, {SECRET: 1}, ())
         await store.subscribe(first, f"file:///{SECRET}")
@@ -44,6 +45,7 @@ async def test_each_view_shows_the_store_and_no_answer_has_a_credential(make: Ma
         overview = await pages.get()
         listed = await pages.get("/sessions")
         one = await pages.get(f"/session/{digest(first)}")
+        other = await pages.get(f"/session/{digest(second)}")
         for path in ALL[2:]:
             await pages.get(path)
         moved = await pages.post("/find", 303, name=second)
@@ -53,6 +55,7 @@ async def test_each_view_shows_the_store_and_no_answer_has_a_credential(make: Ma
         for name in (digest(first), digest(second), "claude-code 2.1.0", "cursor 1.2", "alice"):
             assert name in listed
         assert "attached by websocket at replica abcdefgh at its start" in one
+        assert "1 kept, newest 1" in one and "1 kept, newest 1" in other
         assert moved.headers["location"] == f"/session/{digest(second)}"
         for body in pages.bodies:
             assert not {first, second, SECRET} & set(re.findall(r"[\w-]+", body))
