@@ -31,6 +31,9 @@ _ARRIVING = 5.0
 never ends its body delays nothing longer.
 """
 
+_AT_ONCE = 64
+"""Clients that are asked to reconnect at once. Each takes answers of the store."""
+
 _LAST_WORDS = 2.0
 """Seconds that WebSockets and pipes have, at the end, to take what waits for them, and other
 replicas to take what was withdrawn."""
@@ -127,14 +130,21 @@ class Draining:
 
     async def _notify_everyone(self) -> None:
         """Ask clients to reconnect. A store that is away delays neither that nor running calls."""
-        is_away = False
-        for connection in self._connections.all():
-            transport = connection.transport
-            if isinstance(transport, DuplexTransport) and not connection.knows_extension:
-                # It is sent nothing, and knows no refusal of this kind (ERR15).
-                transport.close_when_quiet()
-            else:
-                is_away = await self._notify_draining(connection, is_away=is_away)
+        is_away, connections = False, self._connections.all()
+        for start in range(0, len(connections), _AT_ONCE):
+            some = connections[start : start + _AT_ONCE]
+            notified = (self._notify(connection, is_away=is_away) for connection in some)
+            was_away, is_away = is_away, any(await asyncio.gather(*notified))
+            if is_away and not was_away:
+                logger.warning("the store is away: some clients were not asked to reconnect")
+
+    async def _notify(self, connection: ClientConnection, *, is_away: bool) -> bool:
+        transport = connection.transport
+        if isinstance(transport, DuplexTransport) and not connection.knows_extension:
+            # It is sent nothing, and knows no refusal of this kind (ERR15).
+            transport.close_when_quiet()
+            return is_away
+        return await self._notify_draining(connection, is_away=is_away)
 
     async def _notify_draining(self, connection: ClientConnection, *, is_away: bool) -> bool:
         """Notify one client. Return whether the store is away.
@@ -158,7 +168,6 @@ class Draining:
                     sessions.extend(record.client.carried if record is not None else ())
                 except StoreUnavailable:
                     is_away = True
-                    logger.warning("the store is away: some clients were not asked to reconnect")
         for session_id in sessions:
             await connection.notify_detached(session_id, Detached.DRAINING, retry_after=spread)
         return is_away

@@ -152,6 +152,28 @@ class _SlowVerifier(Verifier):
         return await super().verify_token(token)
 
 
+async def test_many_clients_do_not_delay_the_stop_one_by_one() -> None:
+    """Each took two answers of the store, and running calls got their grace when all had them: an
+    orchestrator kills a process before that.
+    """
+    interposed, loop = Interposed(), asyncio.get_running_loop()
+    async with world(store=interposed.store) as w:
+        streams: list[Reply] = []
+        for _ in range(100):
+            client = await w.connected(capabilities=KNOWS_US)
+            streams.append(await client.get().started())
+            await client.start()
+        for name in ("load", "append"):
+            interposed.takes(name, 0.1)
+        began = loop.time()
+        await w.layer.drain(grace=0)
+        took = loop.time() - began
+        for stream in streams:
+            await stream.done()
+            assert stream.messages[-1]["params"]["reason"] == "draining"
+        assert took < 5
+
+
 @pytest.mark.parametrize("era", ["handshake", "modern"])
 async def test_what_came_before_is_served_while_it_is_looked_up(era: str) -> None:
     """Rule: "Stop taking requests … let what runs finish": what was taken is on its way to run."""
