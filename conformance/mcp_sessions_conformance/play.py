@@ -1,6 +1,6 @@
 from collections.abc import Awaitable, Callable, Mapping
 
-from mcp_sessions_conformance import steps_events, steps_open, steps_other, steps_raw, steps_talk
+from mcp_sessions_conformance import steps_events, steps_open, steps_raw, steps_talk
 from mcp_sessions_conformance.loader import Vector
 from mcp_sessions_conformance.matching import mismatch
 from mcp_sessions_conformance.peer import Failure, Limits, OtherError
@@ -30,8 +30,8 @@ VERBS: Mapping[str, Callable[[Scene, Json], Awaitable[None]]] = {
     "frame": steps_raw.frame,
     "spoil": steps_raw.spoil,
     "check": steps_raw.check,
-    "beside": steps_other.other_server,
-    "pause": steps_other.pause,
+    "beside": steps_talk.other_server,
+    "pause": steps_talk.pause,
 }
 """The steps, by their names in the schema."""
 

@@ -6,11 +6,16 @@ clause does not pass.
 ``CLAUSE: FAULT by VECTOR [at WAY]``; a clause may have several. Every MUST of a server that has a
 vector is in it; the tests of the runner play it, as they play ``broken.py``, which asks the same of
 each vector. A MUST that has no vector says why in ``spec/coverage.json``.
+
+A run has proven a clause if the vectors that catch its faults passed: then passing says something.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mcp_sessions_conformance.faults.shutdown import PROVES
+from mcp_sessions_conformance.loader import Vector
+from mcp_sessions_conformance.runner import Run
 
 _TABLE = """
 ERR1: not-found-otherwise by data-layer-vector-session-not-found
@@ -425,3 +430,47 @@ def proofs() -> list[Proof]:
         vector, _, way = rest.partition(" at ")
         found.append(Proof(clause, fault, vector, way or None))
     return found
+
+
+@dataclass(frozen=True)
+class Musts:
+    proven: list[str]
+    """Each vector that catches one of its violations passed, wherever it was played, and at least
+    one was played."""
+
+    failed: list[str]
+    """A step that checks it failed."""
+
+    not_played: list[str]
+    """None of the vectors that catch its violations was played, or one failed for another
+    clause."""
+
+    @property
+    def total(self) -> int:
+        return len(self.proven) + len(self.failed) + len(self.not_played)
+
+
+def musts_of(run: Run) -> Musts:
+    catching: dict[str, set[str]] = {}
+    for proof in proofs():
+        catching.setdefault(proof.clause, set()).add(proof.vector)
+    played = {outcome.vector.id for outcome in run.outcomes}
+    wrong = {c for o in run.outcomes if o.verdict == "failure" for c in o.clauses}
+    broken = {o.vector.id for o in run.outcomes if o.verdict == "failure"}
+    left_out = [entry.vector for entry in (*run.not_selected, *run.not_played)]
+    about = _clauses([*(o.vector for o in run.outcomes), *left_out])
+    found = Musts([], [], [])
+    for clause, vectors in catching.items():
+        if clause not in about:
+            continue
+        if clause in wrong:
+            found.failed.append(clause)
+        elif vectors & played and not vectors & broken:
+            found.proven.append(clause)
+        else:
+            found.not_played.append(clause)
+    return found
+
+
+def _clauses(vectors: Iterable[Vector]) -> set[str]:
+    return {clause for vector in vectors for clause in vector.clauses}

@@ -4,7 +4,7 @@ from typing import Any
 
 from mcp_sessions_conformance.client_runner import ClientRun, DutyOutcome
 from mcp_sessions_conformance.loader import Duty, Vector
-from mcp_sessions_conformance.musts import Musts, musts_of
+from mcp_sessions_conformance.proven import Musts, musts_of
 from mcp_sessions_conformance.runner import LeftOut, Outcome, Run
 
 BROKEN_OFF = "the run was broken off: this is its beginning"

@@ -9,10 +9,9 @@ from mcp.server.mcpserver import Context
 
 from mcp_sessions import SessionLayer
 from mcp_sessions_conformance.loader import Vector
-from mcp_sessions_conformance.offered import LACKS_TOOLS
 from mcp_sessions_conformance.peer import Limits
 from mcp_sessions_conformance.report import as_text
-from mcp_sessions_conformance.runner import run
+from mcp_sessions_conformance.runner import LACKS_TOOLS, run
 from mcp_sessions_conformance.targets import parse_target
 from tests.support.servers import serve
 

@@ -5,7 +5,7 @@ import pytest
 from mcp_sessions_conformance.blame import blamed, checked, choices, missing
 from mcp_sessions_conformance.faults import FAULTS
 from mcp_sessions_conformance.loader import Vector, load_optional_vectors, load_vectors
-from mcp_sessions_conformance.musts import musts_of
+from mcp_sessions_conformance.proven import musts_of
 from mcp_sessions_conformance.report import as_json, as_text
 from mcp_sessions_conformance.runner import Outcome, Run, Selection, play_one
 from mcp_sessions_conformance.values import Json

@@ -4,9 +4,8 @@ import pytest
 
 from mcp_sessions_conformance.faults import FAULTS
 from mcp_sessions_conformance.loader import Vector, level_of
-from mcp_sessions_conformance.musts import musts_of
 from mcp_sessions_conformance.peer import Limits
-from mcp_sessions_conformance.proven import Proof, proofs
+from mcp_sessions_conformance.proven import Proof, musts_of, proofs
 from mcp_sessions_conformance.runner import LeftOut, Outcome, Run, play_one, why_not
 from mcp_sessions_conformance.targets import UrlWay
 from scripts.spec_generated import clauses
