@@ -10,7 +10,7 @@ from tests.server.upstream.test_rounds import ASK, ELICITS, TWO
 from tests.support.children import until
 from tests.support.modern import ModernClient
 from tests.support.raw import text_of
-from tests.support.replicas import Cluster, cluster
+from tests.support.replicas import Cluster, cluster, user
 
 pytestmark = pytest.mark.in_process
 
@@ -57,6 +57,22 @@ async def test_a_round_at_another_replica_opens_nothing_to_another_session() -> 
             assert error["code"] == UNKNOWN
         result = await other.send("tools/call", brought, session=mine).result()
         assert text_of(result) == "accept: two"
+
+
+async def test_the_scopes_of_a_caller_count_at_any_replica() -> None:
+    """KEY18, for a call in rounds: fewer scopes do not continue it, and the same do."""
+    async with cluster(2) as c:
+        one, weak, other = [
+            ModernClient(await c[at].carrier_of(user("alice", *scopes)), capabilities=ELICITS)
+            for at, scopes in ((0, ("read",)), (1, ()), (1, ("read",)))
+        ]
+        for session in (None, (await one.create())["sessionId"]):
+            asked = await one.send("tools/call", ASK, session=session).result()
+            brought = again(asked, TWO, params=ASK)
+            error = await weak.send("tools/call", brought, session=session).error()
+            assert error["code"] == UNKNOWN
+            result = await other.send("tools/call", brought, session=session).result()
+            assert text_of(result) == "accept: two"
 
 
 async def test_a_call_ends_when_its_session_ends_at_another_replica() -> None:

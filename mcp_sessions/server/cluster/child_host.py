@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -245,7 +245,8 @@ class ChildHost:
 
     async def _serve(self, asker: Asker, request: ChildRequest) -> RelayedOutcome:
         caller = request.caller
-        call = RemoteCall(asker, caller.principal, caller.can_send_request, self._ask_there)
+        principal = replace(caller.principal, scopes=frozenset(request.scopes))
+        call = RemoteCall(asker, principal, caller.can_send_request, self._ask_there)
         try:
             result, handshake = await self._served(call, request)
         except Moved:

@@ -279,6 +279,7 @@ def _request(
         level=asked.level,
         caller=Caller(call.principal, call.can_send_request),
         asks=asked.asks,
+        scopes=sorted(call.principal.scopes),
     )
 
 

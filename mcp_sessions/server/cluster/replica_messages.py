@@ -197,6 +197,9 @@ class ChildRequest:
     is_cancelled: bool = False
     """It may not have come before, and its client has left: the call that waits is cancelled."""
 
+    scopes: Sequence[str] = ()
+    """The scopes of its caller."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildNotification:
