@@ -216,7 +216,7 @@ class SqlStore(Steps):
             renewed = [each for each in held if each.is_renewed]
             if not renewed:
                 return working, held
-            await self._engine.write(_changes(working, renewed, 0.0))
+            await self._write(_changes(working, renewed, 0.0))
 
     async def _step(
         self,
@@ -272,6 +272,14 @@ class SqlStore(Steps):
             self._known[session_id] = known
             if len(self._known) > KNOWN:
                 self._known.popitem(last=False)
+
+    async def _write(self, changes: Sequence[Change]) -> set[SessionId]:
+        """Write what a step of many changed. Return those that somebody changed meanwhile."""
+        ids = {SessionId(each.row.sid) for each in changes}
+        for session_id in ids:
+            # What this process knows of it is old now.
+            self._note(session_id, None)
+        return ids - await self._engine.write(changes) if changes else ids
 
     async def _look(
         self,
@@ -329,8 +337,7 @@ class SqlStore(Steps):
             working, held = self._working(await find(left), NOTHING, broken)
             ended = {record.session_id: record for record in await work(working, left)}
             changes = _changes(working, held, now)
-            if changes:
-                await self._engine.write(changes)
+            await self._write(changes)
             rows = [each.row for each in held if each.session.record.session_id in ended]
             _log_broken(broken)
             rows += [row for row, _ in broken if has_come(row.expires_at, now)]
@@ -354,8 +361,7 @@ class SqlStore(Steps):
             _log_broken(broken)
             await work(working)
             changes = _changes(working, held, now)
-            written = await self._engine.write(changes) if changes else set[SessionId]()
-            lost = {SessionId(each.row.sid) for each in changes} - written
+            lost = await self._write(changes)
             if not lost:
                 return
             found = await self._engine.read(lost, NOTHING)
@@ -471,8 +477,7 @@ class SqlStore(Steps):
                     wanted = wanted.more()
                     continue
                 changes = _changes(working, held, now)
-                written = await self._engine.write(changes) if changes else set[SessionId]()
-                lost = {SessionId(each.row.sid) for each in changes} - written
+                lost = await self._write(changes)
                 done |= {each.session_id: each for each in appended if each.session_id not in lost}
                 left = [session_id for session_id in left if session_id in lost]
         for failed in {row.sid: failed for row, failed in broken}.values():

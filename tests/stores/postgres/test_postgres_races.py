@@ -297,6 +297,9 @@ async def test_an_event_is_one_statement_for_who_wrote_the_log_last(key: str | N
         # Its first statement writes nothing. The row that it brings does not have the events.
         assert [await appends(here, 5), await appends(here, 6)] == [3, 1]
         assert await events_of(here) == (1 if key is not None else 6)
+        # A step of many sessions wrote it: what was known before is old.
+        await here.touch([session_id], now=NOW + 1)
+        assert [await appends(here, 7), await appends(here, 8)] == [2, 1]
 
 
 @pytest.mark.parametrize(
