@@ -278,6 +278,13 @@ def _security(options: argparse.Namespace) -> SecuritySettings | None:
     return allowing(options.allowed_host or (), options.allowed_origin or ())
 
 
+_NO_LISTENER: dict[int | None, str] = {
+    errno.EADDRINUSE: "the port is in use; choose another with --port (0: any free one)",
+    errno.EACCES: "the system keeps this port for others; choose one above 1023 with --port",
+    errno.EADDRNOTAVAIL: "this machine has no such address; give --host 127.0.0.1 or 0.0.0.0",
+}
+
+
 def listening_socket(host: str, port: int) -> socket.socket:
     """Return a listening socket, so that an early client waits and is not refused.
 
@@ -287,10 +294,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         return listen_on(host, port)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            reason = "the port is in use; choose another with --port (0: any free one)"
-        else:
-            reason = error.strerror or str(error)
+        reason = _NO_LISTENER.get(error.errno, error.strerror or str(error))
         raise ConfigurationError(f"cannot listen on {host}, port {port}: {reason}") from error
 
 

@@ -75,7 +75,7 @@ def _said(error: BaseException, seconds: float | None) -> str | None:
             return "no answer in time" if seconds is None else f"no answer within {seconds:g} s"
         case httpx2.PoolTimeout():
             return "too many connections of this client are open already"
-        case httpx2.RemoteProtocolError():
+        case httpx2.RemoteProtocolError() | EOFError():
             return "the server closed the connection, or does not speak HTTP there"
         case httpx2.DecodingError():
             return "what came is compressed in a way that cannot be read"

@@ -145,7 +145,8 @@ def test_a_host_that_is_not_this_machine_is_refused(refused: Callable[..., str])
     # 192.0.2.0/24 is for documentation: nobody has it.
     line = refused("serve", "bare_app.py", "--host", "192.0.2.1", "--port", "0", "--no-auth")
 
-    assert "cannot listen on 192.0.2.1, port 0: " in line
+    assert "cannot listen on 192.0.2.1, port 0: this machine has no such address" in line
+    assert "give --host 127.0.0.1" in line
 
 
 def test_the_socket_listens_at_once_so_that_an_early_client_waits() -> None:

@@ -44,6 +44,8 @@ def test_a_url_for_people_has_no_credentials(url: str) -> None:
         (OSError(errno.ENETUNREACH, "secret"), "network is unreachable"),
         (httpx2.UnsupportedProtocol("secret"), "no address of an HTTP server"),
         (TimeoutError("secret"), "no answer in time"),
+        # The cause of what websockets raises if the answer is no HTTP.
+        (EOFError("secret"), "the server closed the connection, or does not speak HTTP there"),
         (ValueError("secret"), "ValueError"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
