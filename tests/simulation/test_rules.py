@@ -291,6 +291,21 @@ def test_both_responses_of_a_call_that_was_sent_twice_have_its_question() -> Non
     assert violations(history) == []
 
 
+def test_a_call_may_wait_for_a_client_that_is_asked_and_never_answers() -> None:
+    """Not for one that was not asked, and not after the answer."""
+    history = good()
+    without("answered")(history)
+    other("end", {"t": 999.0})(history)
+    other("idle", {"stuck": True}, client="c1")(history)
+    rules = {"every_call_is_answered_in_time", "every_client_comes_to_its_end"}
+    other("asked", {"client": "c2"})(history)
+    assert rules <= {violation.rule for violation in violations(history)}
+    without("told")(history)
+    assert not rules & {violation.rule for violation in violations(history)}
+    without("asked")(history)
+    assert rules <= {violation.rule for violation in violations(history)}
+
+
 def test_an_event_that_waits_for_the_store_is_lost_with_its_process_only() -> None:
     history = good()
     without("hears", kind="event", n=1)(history)
