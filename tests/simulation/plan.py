@@ -57,7 +57,7 @@ PASSED_ON: Final = 0.03
 OURS: Final = 0.04
 """How many are about the client of this project. Nor do they."""
 
-RARER: Final = 0.08
+RARER: Final = 0.1
 """How many are about what clients and servers do seldom. Nor do they."""
 
 
@@ -170,16 +170,16 @@ def _of_answers_passed_on(chance: random.Random, seed: int) -> Json:
 
 def _of_what_is_rarer(chance: random.Random, seed: int) -> Json:
     """Two clients, a fault or two, and one thing that is done seldom."""
-    what = chance.choice((_cancels, _unsubscribes, _prints_strangely, _is_taken_over))
-    servers = ("command",) if what is _prints_strangely else ("python", "python", "command")
-    server, replicas = chance.choice(servers), chance.choice((1, 2, 2, 3))
+    rare = (_cancels, _unsubscribes, _prints_strangely, _is_taken_over, _runs_elsewhere)
+    what = chance.choice(rare)
+    is_command = what in (_prints_strangely, _runs_elsewhere)
+    server = chance.choice(("command",) if is_command else ("python", "python", "command"))
+    replicas = chance.choice((2, 2, 3) if what is _runs_elsewhere else (1, 2, 2, 3))
     clients = [_client(chance, number, replicas, server) for number in (1, 2)]
     names = [client["name"] for client in clients]
     faults = [_fault(chance, replicas, names, server) for _ in range(chance.choice((0, 1, 1, 2)))]
-    if what is _is_taken_over:
-        faults = faults[1:] + what(chance, clients, server, replicas)
-    else:
-        what(chance, clients, server, replicas)
+    own = what(chance, clients, server, replicas)
+    faults = faults[1:] + own if own else faults
     plan = {"seed": seed, "disorder": chance.choice((0.0, 0.1, 0.3, 0.5)), "replicas": replicas}
     plan |= {"server": server, "window": 1000, "kept": KEPT}
     return {**plan, "clients": clients, "faults": faults}
@@ -260,6 +260,46 @@ def _is_taken_over(
         fault |= {"how": chance.choice(("before", "after"))}
         fault |= {"method": chance.choice(("load", "detach", "attach", "unwatch", "append"))}
     return [fault]
+
+
+def _runs_elsewhere(
+    chance: random.Random, clients: list[Json], server: str, replicas: int
+) -> list[Json]:
+    """The process of a session is at one replica, and its calls come to all of them. What the
+    replicas say to each other fails meanwhile.
+    """
+    for client in clients:
+        client |= {"kind": chance.choice(("http", "http", "modern")), "session": True}
+        client |= {"asks": False, "silent": False, "roams": True, "starts": 0.0}
+        steps: list[Json] = []
+        what = ["progress", *_MESSAGES, "wait:0.05", "wait:0.3"]
+        for _ in range(chance.choice((2, 3, 4))):
+            script = chance.choices(what, k=chance.randrange(2, 7))
+            call: Json = {"do": "call", "script": script, "seconds": 1.8}
+            call |= {"background": True} if chance.random() < 0.4 else {}
+            steps.append(call)
+        client["steps"] = steps
+    faults: list[Json] = []
+    for _ in range(chance.choice((1, 1, 2))):
+        fault: Json = {
+            "at": round(chance.uniform(0.0, 0.6), 3),
+            "replica": chance.randrange(replicas),
+        }
+        match chance.choice(("aimed", "aimed", "store", "deaf", "pause")):
+            case "aimed":
+                how, method = chance.choice(("before", "after")), chance.choice(_BETWEEN)
+                fault |= {"kind": "aimed", "how": how, "method": method, "for": 0.5}
+                fault["skips"] = chance.randrange(8)
+            case "store":
+                fault |= {"kind": "store", "how": chance.choice(("before", "after"))}
+                fault["for"] = chance.choice((0.05, 0.5))
+            case kind:
+                fault |= {"kind": kind, "for": chance.choice((0.5, 3.0))}
+        faults.append(fault)
+    return faults
+
+
+_BETWEEN: Final = ("send", "send", "send", "claim", "is_alive")
 
 
 def _of_our_client(chance: random.Random, seed: int) -> Json:
