@@ -172,7 +172,8 @@ what the old session had is lost. Other programs used the machine meanwhile, so 
   command was read. Then they came at once, and one overtook another. Now other calls wait for a
   second at most.
 * A client sent a call twice, and both responses had its question. One copy waited for the store,
-  and came after the answer. An answer takes the question back from each response of the call now.
+  and came after the answer. An answer takes the question back from each response of the call now,
+  and from a response of a call that ended, as long as that waits.
 * Of {defects[all]} old faults that were put back, the simulation found {defects[found]}.
 
 These changes still pass all tests near them. Most of them change nothing that a caller sees:

@@ -29,7 +29,6 @@ from mcp_sessions.server.upstream.port import PeerRequest
 class Asking(Protocol):
     """The running request that asks."""
 
-    done: bool
     listener: Call
 
     @property
@@ -46,7 +45,7 @@ class _Asked:
     """The sendings on whose responses it stands, each with those of its request."""
 
     left: dict[Call, OpenQuestions] = field(default_factory=dict[Call, "OpenQuestions"])
-    """Those of requests that ended meanwhile, whose client has yet to read the response."""
+    """Those of requests that ended meanwhile. Their client may have yet to read the response."""
 
     @property
     def is_open(self) -> bool:
@@ -63,7 +62,8 @@ class _Asked:
 
     def withdraw(self, message: bytes) -> None:
         for sending, of in (self.on | self.left).items():
-            of.give_up(sending, message, self.question.log_key)
+            if of.can_take_back(sending):
+                of.take_back(sending, message, self.question.log_key)
 
 
 def _is_heard(sending: Call) -> bool:
@@ -77,6 +77,7 @@ class OpenQuestions:
         self._request, self._shared = request, shared
         self._open: dict[_Asked, None] = {}
         self._puts: set[asyncio.Future[None]] = set()
+        self._is_answered = False
 
     async def ask(self, request: PeerRequest, about: Sequence[OpenQuestions]) -> dict[str, Any]:
         """Ask the client that waits for the request, and return its result.
@@ -98,7 +99,8 @@ class OpenQuestions:
         finally:
             for each in asked.about:
                 del each._open[asked]
-            is_read = len(asked.on) == 1 and asked.is_heard and not asked.left
+            is_left = any(of.can_take_back(sending) for sending, of in asked.left.items())
+            is_read = len(asked.on) == 1 and asked.is_heard and not is_left
             if not is_read and (taken_back := question.withdraw("answered")) is not None:
                 asked.withdraw(taken_back)
 
@@ -153,7 +155,8 @@ class OpenQuestions:
             own = [sending for sending, of in asked.on.items() if of is self]
             for sending in own:
                 del asked.on[sending]
-                if not _is_heard(sending):
+                # It may wait for the store. On a connection of its own the client has it.
+                if sending.inbound.transport == "http" or not _is_heard(sending):
                     asked.left[sending] = self
             if asked.on or not own:
                 continue
@@ -165,7 +168,7 @@ class OpenQuestions:
             self._shared.questions.fail(asked.question, INTERNAL_ERROR, reason)
             if withdrawal is not None:
                 for sending in own:
-                    self._withdraw(sending, withdrawal, asked.question.log_key)
+                    self.take_back(sending, withdrawal, asked.question.log_key)
 
     def _leave(self, asked: _Asked) -> None:
         connection = self._request.listener.inbound.connection
@@ -182,14 +185,14 @@ class OpenQuestions:
         """Wait until its client has the questions and the withdrawals."""
         if self._puts:
             await asyncio.wait(self._puts, timeout=timeout)
+        self._is_answered = True
 
-    def give_up(self, sending: Call, message: bytes, log_key: str) -> None:
+    def can_take_back(self, sending: Call) -> bool:
         # Over HTTP its own way is gone with its answer, unless its client has yet to read that.
         is_over_http = sending.inbound.transport == "http"
-        if not self._request.done or not is_over_http or not _is_heard(sending):
-            self._withdraw(sending, message, log_key)
+        return not (self._is_answered and is_over_http and _is_heard(sending))
 
-    def _withdraw(self, sending: Call, message: bytes, log_key: str) -> None:
+    def take_back(self, sending: Call, message: bytes, log_key: str) -> None:
         emits = sending.inbound.channel.emit(message, log_key)
         task = self._shared.background.run(IN_BACKGROUND, emits)
         self._puts.add(task)
