@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import NamedTuple, cast
@@ -209,6 +210,9 @@ class PostChannel(WatchedChannel):
     _unstored: dict[str, Draft] | None = field(init=False, default=None)
     """The newest message of each key, until it is stored. None: there was none."""
 
+    _keyed: asyncio.Lock | None = field(init=False, default=None)
+    """Held while one with a key is stored: the newer one takes the place of the older."""
+
     @classmethod
     def of_finished(
         cls, name: StreamName, finished: Finished, streams: ResponseStreams, policy: SessionPolicy
@@ -317,10 +321,12 @@ class PostChannel(WatchedChannel):
         if key is not None:
             self._unstored = self._unstored or {}
             self._unstored[key] = draft
+            self._keyed = self._keyed or asyncio.Lock()
             unless = partial(self._is_left_out, draft)
         stored = partial(self._stored, draft, final)
-        if await log.append(draft, stored, lost=self._break, unless=unless):
-            return
+        async with (key and self._keyed) or nullcontext():
+            if await log.append(draft, stored, lost=self._break, unless=unless):
+                return
         if final and self._feed is not None:
             # The store is away. Who listens gets all the same what it will have.
             waiting = [each for each in log.waiting if not await self._is_left_out(each)]
