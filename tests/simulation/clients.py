@@ -559,19 +559,24 @@ class ModernHttp(Client):
         carrier = HttpLink(self.link, self.chosen, self.user)
         self.raw = ModernClient(carrier, capabilities=self.capabilities)
         self._stream: Reply | None = None
+        self._is_listening = False
 
     async def connect(self) -> None:
         """See `Client`: there is no handshake."""
 
     async def start(self) -> None:
         await super().start()
-        self.run(self._listen())
+        self._listens()
 
     async def resumed(self) -> None:
-        if self._stream is None:
-            self.run(self._listen())
-        else:
+        if self._stream is not None:
             self._stream.leave()
+        elif not self._is_listening:
+            self._listens()
+
+    def _listens(self) -> None:
+        self._is_listening = True
+        self.run(self._listen(self.session))
 
     async def ask(self, method: str, params: Json) -> Json | None:
         number = f"{self.name}/{next(self.raw.numbers)}"
@@ -588,12 +593,12 @@ class ModernHttp(Client):
             if self._stream is not None:
                 self._stream.leave()
 
-    async def _listen(self) -> None:
-        is_first = True
+    async def _listen(self, begun: str | None) -> None:
+        """Listen to a session that is begun or resumed, and to those that come after it."""
         while not self.is_over and not self.is_displaced and self.session is not None:
-            if not is_first and not await self.resume(self.session, self.position):
+            if self.session != begun and not await self.resume(self.session, self.position):
                 return
-            is_first = False
+            begun = None
             uris = list(self.uris)
             sent = self.raw.listen(self.session, *uris, lists=("tools",))
             reply = self._stream = sent.reply
