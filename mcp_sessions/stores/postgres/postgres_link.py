@@ -134,7 +134,11 @@ class PostgresLink:
                 connection = await asyncpg.connect(
                     self._url, timeout=self.timeout, command_timeout=self.timeout
                 )
-                await self._begin(connection)
+                try:
+                    await self._begin(connection)
+                except BaseException:
+                    connection.terminate()
+                    raise
                 return connection
         except FAILURES as failed:
             self._failed, self._rests_until = self.explained(failed), loop.time() + REST

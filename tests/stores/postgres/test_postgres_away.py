@@ -230,6 +230,28 @@ async def test_a_connection_that_broke_is_no_answer_of_the_server() -> None:
     assert said.startswith("the connection to Postgres at 127.0.0.1:5432 failed: ")
 
 
+async def test_a_connection_that_is_cancelled_while_it_begins_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A store that is closed at once left one open, as the garbage collector found."""
+    made: "asyncio.Future[asyncpg.Connection[Any]]" = asyncio.get_running_loop().create_future()
+
+    async def hang(connection: "asyncpg.Connection[Any]") -> None:
+        made.set_result(connection)
+        await asyncio.Event().wait()
+
+    async with opened(postgres_store()) as store:
+        link = store._link  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(link, "_begin", hang)
+        connecting = asyncio.create_task(link.connect())
+        connection = await made
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        assert connection.is_closed()
+        monkeypatch.undo()
+
+
 async def test_tables_of_a_newer_release_are_not_touched() -> None:
     own = schema()
     async with opened(postgres_store(own=own)) as store:
