@@ -234,7 +234,7 @@ async def test_a_connection_that_is_cancelled_while_it_begins_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A store that is closed at once left one open, as the garbage collector found."""
-    made: "asyncio.Future[asyncpg.Connection[Any]]" = asyncio.get_running_loop().create_future()
+    made: asyncio.Future[asyncpg.Connection[Any]] = asyncio.get_running_loop().create_future()
 
     async def hang(connection: "asyncpg.Connection[Any]") -> None:
         made.set_result(connection)
