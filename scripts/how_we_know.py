@@ -153,6 +153,8 @@ what the old session had is lost. Other programs used the machine meanwhile, so 
   question as its result. Such a call becomes a task after the answer now.
 * A client lost its session to another replica while the store was away at its own. It heard of that
   up to 20 s later. Now it hears of it when the store is back.
+* A replica received no messages for three seconds, and a client of it lost its session. It heard of
+  that 20 s later. A replica that may have missed messages looks in its next round now.
 * A process began to run tasks while a replica asked which processes run some. That check failed.
 * A client can be asked again what it has answered. It had lost the connections of two calls at a
   command, and both had the question. One call had ended. Its response loses the question now.

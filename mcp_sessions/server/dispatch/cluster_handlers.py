@@ -183,6 +183,7 @@ class ClusterHandlers:
                 assert_never(message)
 
     def missed(self) -> Work | None:
+        self._rounds = -1  # A takeover may be among it: the next round looks.
         return self._runner.tasks.refresh() if self._runner.tasks is not None else None
 
     async def session_ended(self, session_id: SessionId) -> None:
