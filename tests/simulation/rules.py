@@ -438,7 +438,7 @@ def who_lost_its_session_hears_nothing_of_it(facts: Facts) -> Iterator[str]:
         named = [s for s in facts.by["sends"] if facts.after(owns, s)]
         # Sent before, it may arrive after.
         named += [ran for ran in facts.by["ran"] if facts.after(owns, ran)]
-        named += [o for o in facts.by["owns"] if facts.after(owns, o)]
+        named += [o for o in (*facts.by["owns"], *facts.by["listens"]) if facts.after(owns, o)]
         # The answer to a question may be a request.
         named += [told for told in facts.by["told"] if facts.after(owns, told)]
         if not any(_names(facts, each, hears["client"], session) for each in named):

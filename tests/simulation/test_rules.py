@@ -350,6 +350,15 @@ def test_a_request_that_was_on_its_way_brings_a_session_back() -> None:
     assert "who_lost_its_session_hears_nothing_of_it" not in found
 
 
+def test_a_listen_that_was_on_its_way_brings_a_session_back() -> None:
+    history = good()
+    BROKEN["who_lost_its_session_hears_nothing_of_it"](history)
+    listens = {"what": "listens", "client": "c1", "session": "s1", "uris": ["note:1"]}
+    history.records.insert(at(history, "says", **_EVENT), listens)
+    found = {violation.rule for violation in violations(history)}
+    assert "who_lost_its_session_hears_nothing_of_it" not in found
+
+
 def test_an_unknown_outcome_is_no_second_answer() -> None:
     """An answer that was kept may be dropped, or be lost with its process."""
     history = good()
