@@ -155,6 +155,9 @@ what the old session had is lost. Other programs used the machine meanwhile, so 
   up to 20 s later. Now it hears of it when the store is back.
 * A replica received no messages for three seconds, and a client of it lost its session. It heard of
   that 20 s later. A replica that may have missed messages looks in its next round now.
+* More events were stored than are kept, just as a client opened its first GET stream. The stream
+  ended without a byte, and the next one counted as a later one, without a word about the loss. A
+  stream that sent nothing is not the first one now.
 * A process began to run tasks while a replica asked which processes run some. That check failed.
 * A client can be asked again what it has answered. It had lost the connections of two calls at a
   command, and both had the question. One call had ended. Its response loses the question now.

@@ -60,6 +60,9 @@ class OpenStream(Protocol):
         """Whether it was cut since its client took nothing."""
         ...
 
+    @property
+    def has_sent(self) -> bool: ...
+
     def cut(self) -> None: ...
 
 
@@ -388,7 +391,7 @@ class StoredConnection(ClientConnection):
             StoreUnavailable: Nothing was sent.
         """
         older = (self._sent, self._opened_at_replica)
-        is_served = False
+        is_served, is_first = False, self._is_first_due
         self._stream = stream
         self._opened = (asyncio.get_running_loop().time(), self._clock())
         self._opened_at_replica = False
@@ -409,6 +412,9 @@ class StoredConnection(ClientConnection):
                     self._sent, self._opened_at_replica = older
                 else:
                     self._sent = None if self._opened_at_replica else stream.last
+                    # One that was cut before it sent anything was none.
+                    is_none = not (stream.has_sent or self._opened_at_replica)
+                    self._is_first_due = is_first and is_none
                     why = Why.SLOW if stream.was_slow else Why.CLOSED
                     last = f" {word_of(self.last_method)}" if self.last_method else ""
                     self._tell(f"detached {why} {self._stories.replica}{last}")

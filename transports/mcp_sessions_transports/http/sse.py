@@ -81,6 +81,8 @@ class SseStream(Outbox):
         super().__init__(policy)
         self._comment = comment
         self._turns = turns
+        self.has_sent = False
+        """Something besides the headers was handed to the network."""
 
     async def serve(self, receive: Receive, send: Send, headers: list[tuple[bytes, bytes]]) -> bool:
         watcher = asyncio.ensure_future(self._watch(receive))
@@ -109,6 +111,7 @@ class SseStream(Outbox):
     async def _send_all(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         async def write(chunks: list[bytes]) -> None:
             body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            self.has_sent = True
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
         async def idle() -> None:
@@ -158,6 +161,10 @@ class GetStream:
     @property
     def was_slow(self) -> bool:
         return self.stream.was_slow
+
+    @property
+    def has_sent(self) -> bool:
+        return self.stream.has_sent
 
     def open_with(self, first: Sequence[bytes], *, primes: bool) -> None:
         """Send messages before anything of the log.
