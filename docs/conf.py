@@ -49,7 +49,7 @@ lexers["log"] = TextLexer()
 suppress_warnings = ["myst.header"]
 
 # Headings can be linked to by the names that code hosts give them.
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
 # The arguments of a class are those of its `__init__`. A long signature has a line for each.
