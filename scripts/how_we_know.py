@@ -110,7 +110,7 @@ to the same replica each time. The SDK alone keeps its sessions in the memory of
 The replica of a client gets `kill -9`, and starts again at once. The client repeats its call until
 the call has a result. With a shared store, another replica answers in the same session. One process
 alone answers after it has started. With the SDK alone, the client also needs a new session, and
-what the old session had is lost. Other programs used the machine meanwhile, so a start took long.
+what the old session had is lost.
 
 | servers | kills | median | longest |
 |---|---|---|---|
