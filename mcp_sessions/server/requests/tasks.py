@@ -35,6 +35,7 @@ from mcp_sessions.errors import (
     InvalidParams,
     LimitReached,
     OutcomeUnknown,
+    StoreRefused,
     StoreUnavailable,
 )
 from mcp_sessions.ids import SessionId, digest
@@ -346,7 +347,10 @@ class Tasks:
         data = await self.store.load_data(task_id)
         if data is None or not data.value:
             return None, 0
-        record = TaskRecord.read(data.value)
+        try:
+            record = TaskRecord.read(data.value)
+        except (TypeError, ValueError, LookupError) as failed:
+            raise StoreRefused("another release wrote a task") from failed
         if has_come(record.expires_at or math.inf, now):
             await self.store.end(task_id)
             return None, 0
@@ -483,7 +487,12 @@ class Tasks:
         """Forget a task of another process, now or when its time has passed. If that process is
         gone, it has failed.
         """
-        record, _ = await self._stored(task_id)
+        try:
+            record, _ = await self._stored(task_id)
+        except StoreRefused as failed:
+            # Perhaps this one alone cannot be read. The others are looked at all the same.
+            logger.error("task %s is not kept: %s", digest(task_id), failed)
+            record = None
         if record is None:
             self._found_here.pop(task_id, None)
         else:

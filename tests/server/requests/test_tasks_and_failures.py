@@ -8,9 +8,10 @@ import pytest
 
 from mcp_sessions import current_session
 from mcp_sessions.core.task import TaskRecord
-from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.security import mint_session_id
 from mcp_sessions.stores.memory.memory_store import MemoryStore
 from mcp_sessions.stores.records import Peer
 from tests.server.requests.test_task_listening import listen_to, told
@@ -183,3 +184,36 @@ async def test_a_task_loses_its_room_to_a_task_that_is_made_and_to_no_other() ->
         assert (await flood.send("tasks/get", named(made[0])).error())["code"] == -32602
         assert [(await got(flood, task))["status"] for task in made[1:]] == ["working"] * 3
         assert len(tasks_of(w)._owners) == len(await store.all_sessions()) == 4
+
+
+@pytest.mark.parametrize("how", ["other", "sealed"])
+async def test_a_task_that_cannot_be_read_costs_no_other_one_its_time(how: str) -> None:
+    """A newer release wrote it, or it is sealed with a key that is gone. No round came behind it:
+    tasks that ran were not kept, and those that had ended kept their room.
+    """
+
+    class Sealed(MemoryStore):
+        async def load_data(self, session_id: Any) -> Any:
+            if how == "sealed" and session_id == foreign:
+                raise StoreRefused("another key")
+            return await super().load_data(session_id)
+
+    store, foreign = Sealed(), mint_session_id()
+    async with world(store=store, tasks=AT_ONCE) as w:
+        client = client_of(w)
+        task = await client.call("wait", {"gate": "g"}).result()
+        (running,) = await store.all_sessions()
+        deadline = running.life.expires_at
+        await store.create(
+            running.mode, running.principal, peer=None, now=w.clock.now, session_id=foreign
+        )
+        await store.replace_data(foreign, {"status": "working", "newer": 1}, expected_version=0)
+        await tasks_of(w)._look_at_all()
+        w.clock.now += 1
+        await tasks_of(w).round()
+        kept = await store.load(running.session_id, now=w.clock.now)
+        assert kept is not None
+        assert kept.life.expires_at > deadline
+        w.box.gate("g").go.set()
+        assert (await until(client, task, *ENDED))["status"] == "completed"
+        assert (await client.send("tasks/get", {"taskId": foreign}).done()).status == 503
