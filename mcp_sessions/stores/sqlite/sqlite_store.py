@@ -681,9 +681,10 @@ class SQLiteStore(Steps, ServedFile):
             ]
 
         async with AsyncExitStack() as turns:
-            # So that nobody reads one from the file just before it goes.
-            for each in going:
-                await turns.enter_async_context(self._turns.of(each.session_id))
+            # So that nobody reads one from the file just before it goes. In the order of all who
+            # take several turns.
+            for session_id in sorted(each.session_id for each in going):
+                await turns.enter_async_context(self._turns.of(session_id))
             going = [each for each in going if each.session_id not in self._memory]
             if changes:
                 for each in in_memory:

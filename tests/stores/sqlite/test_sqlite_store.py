@@ -28,7 +28,7 @@ from mcp_sessions.stores.records import CurrentSession, Peer
 from mcp_sessions.stores.sqlite import schema as sqlite_schema
 from mcp_sessions.stores.sqlite import served_file
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
-from mcp_sessions.testing.parts import subscribers_of
+from mcp_sessions.testing.parts import change_of, subscribers_of
 from tests.stores.sqlite.file_store import (
     NOW,
     POLICY,
@@ -282,3 +282,34 @@ async def test_a_store_that_is_not_open_says_so(path: Path) -> None:
         pass
     with pytest.raises(StoreUnavailable, match="not open"):
         await store.append(SessionId("x"), Draft(b"{}"), now=NOW, stream=StreamName("s"))
+
+
+async def test_sessions_that_expire_and_get_a_change_at_once_wait_for_nobody_for_ever(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both take turns of several sessions. A step of one of them ends in the very turn of the event
+    loop in which the round goes on: its turn is free, and the change waits for it.
+    """
+    ids: list[SessionId] = []
+    async with opened(path) as store:
+        # The file has them in another order than that of their ids.
+        while len(ids) < 2 or ids[0] < ids[1]:
+            ids = [*ids[-1:], await new(store)]
+    async with opened(path) as store:
+        turn = store._turns.of(ids[1])  # pyright: ignore[reportPrivateUsage]
+        await turn.acquire()
+        change = change_of(listed="tools")
+        telling = asyncio.create_task(store.append_change(ids, change, now=NOW))
+        were_written = store._were_written  # pyright: ignore[reportPrivateUsage]
+
+        def step_ends(moved: Any) -> None:
+            were_written(moved)
+            if turn.locked():
+                turn.release()
+
+        monkeypatch.setattr(store, "_were_written", step_ends)
+        async with asyncio.timeout(10):
+            await store.expire(now=NOW + 1_000, held=(), limit=9)
+            await telling
+            await store.expire(now=NOW + 1_000, held=(), limit=9)
+        assert not await store.all_sessions()
