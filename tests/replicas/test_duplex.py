@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
 
+from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.cluster.shared_bus import SharedBus
 from tests.support.children import until
@@ -151,6 +152,36 @@ async def test_a_takeover_at_another_replica_ends_it(seed: int, notified: bool) 
         ids = event_ids(new.events)
         assert ids == sorted(set(ids))
         assert (await old.error("tools/list"))["code"] == -31010
+
+
+@pytest.mark.parametrize("failed", [StoreUnavailable("away"), StoreRefused("another release")])
+@pytest.mark.in_process
+async def test_a_takeover_that_was_missed_is_told_though_the_store_fails_for_another_session(
+    failed: StoreUnavailable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TKO7: the store comes back in the next round, or one session cannot be read at all."""
+    async with sockets(2) as s:
+        first, second = [await s.connected(0, capabilities=CAPABILITIES) for _ in range(2)]
+        broken, session = [(await each.start())["sessionId"] for each in (first, second)]
+        s.c.backplane.loses = lost("displaced")
+        await (await s.connected(1)).resume(session)
+        store, calls = s.c[0].inside.store, list[SessionId]()
+        load = store.load
+
+        async def fails(session_id: SessionId, **more: Any) -> Any:
+            calls.append(session_id)
+            if session_id == broken and (isinstance(failed, StoreRefused) or len(calls) == 1):
+                raise failed
+            return await load(session_id, **more)
+
+        monkeypatch.setattr(store, "load", fails)
+        bus = s.c[0].inside.bus
+        assert isinstance(bus, SharedBus)
+        bus.on_gap()
+        for _ in range(2):
+            with suppress(StoreUnavailable):
+                await bus.round()
+        assert (await at_most(SOON, second.notified(DETACHED)))["params"]["sessionId"] == session
 
 
 async def test_who_has_it_now_is_known_at_another_replica() -> None:

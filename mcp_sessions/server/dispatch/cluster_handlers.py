@@ -7,13 +7,14 @@ message says; see :mod:`mcp_sessions.server.cluster.replica_messages`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, assert_never
 
 from mcp_sessions.core.messages import error_body
 from mcp_sessions.core.named import updated_uri
-from mcp_sessions.errors import REQUEST_CANCELLED
+from mcp_sessions.errors import REQUEST_CANCELLED, StoreRefused, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.server.calls.table import abort
 from mcp_sessions.server.cluster.child_host import ChildHost
@@ -204,11 +205,19 @@ class ClusterHandlers:
         if self._rounds % _ATTACHED_EVERY == 0:
             for connection in self._connections.all():
                 for session_id in list(connection.attached):
-                    await self._attachments.check_attached(session_id, connection)
+                    try:
+                        await self._attachments.check_attached(session_id, connection)
+                    except StoreRefused:
+                        # Perhaps it cannot be read. Its own requests say why.
+                        continue
+                    except StoreUnavailable:
+                        self._rounds = -1  # The next round looks again.
+                        raise
         for session_id in list(self._runner.held):
-            if await self._store.head(session_id) is None:
-                if await self._store.load(session_id, now=0) is None:
-                    await self._forget(session_id, None)
+            with suppress(StoreRefused):  # The others are looked at all the same.
+                if await self._store.head(session_id) is None:
+                    if await self._store.load(session_id, now=0) is None:
+                        await self._forget(session_id, None)
 
     # --- sessions ----------------------------------------------------------------------------
 
