@@ -442,7 +442,7 @@ def stored(found: Found, stream: StreamName, policy: SessionPolicy, window: Wind
     streams = {name: log for name, log in now_there.items() if name != EVENTS}
     session = MemorySession(record, now_there.get(EVENTS), streams or None)
     session.holder = body.get("holder")
-    session.lost_epochs = body.get("lost", 0) if is_as_it_was else MOST_LOST
+    session.lost_epochs = body.get("lost", 0) + (0 if is_as_it_was else MOST_LOST)
     counts = body.get("keys")
     if counts is not None:
         rows = [*found.finished, *found.answered]

@@ -325,6 +325,26 @@ async def test_after_a_failover_no_fencing_epoch_is_given_again() -> None:
         assert again is not None and again.fencing_epoch == attached.fencing_epoch + 1
 
 
+async def test_after_two_failovers_no_fencing_epoch_is_given_again() -> None:
+    """TKO9. The second standby lacks the attachment that the first failover was for."""
+    async with opened(postgres_store()) as store:
+        session_id = await new(store)
+        link = store._link  # pyright: ignore[reportPrivateUsage]
+        epochs: list[int] = []
+        ((body,),) = await link.fetch("SELECT body FROM sessions")
+        for _ in range(3):
+            await link.fetch(
+                "UPDATE sessions SET version = version + 99, body = $1",
+                body.replace(b'"line":"', b'"line":"0'),
+            )
+            assert await store.head(session_id) is not None
+            ((body,),) = await link.fetch("SELECT body FROM sessions")
+            attached = await store.attach(session_id, ConnectionId("next"), now=NOW)
+            assert attached is not None
+            epochs.append(attached.fencing_epoch)
+        assert epochs == sorted(set(epochs))
+
+
 async def test_mail_that_was_taken_and_did_not_arrive_is_a_gap() -> None:
     """The connection that listens lives on. The answer to another one was lost."""
     here, there = two_postgres_stores()
