@@ -347,10 +347,7 @@ class Tasks:
         data = await self.store.load_data(task_id)
         if data is None or not data.value:
             return None, 0
-        try:
-            record = TaskRecord.read(data.value)
-        except (TypeError, ValueError, LookupError) as failed:
-            raise StoreRefused("another release wrote a task") from failed
+        record = TaskRecord.read(data.value)
         if has_come(record.expires_at or math.inf, now):
             await self.store.end(task_id)
             return None, 0
@@ -489,8 +486,8 @@ class Tasks:
         """
         try:
             record, _ = await self._stored(task_id)
-        except StoreRefused as failed:
-            # Perhaps this one alone cannot be read. The others are looked at all the same.
+        except (StoreRefused, TypeError, ValueError, LookupError) as failed:
+            # Another release's, or sealed with a key that is gone. The others are looked at, too.
             logger.error("task %s is not kept: %s", digest(task_id), failed)
             record = None
         if record is None:
