@@ -55,9 +55,9 @@ Replicas, clients and servers run in one process and in virtual time. A seed dec
 all tasks and all faults. So one seed always gives the same history, byte for byte. A failing seed
 is made as small as possible, and stays as a test.
 
-The faults: the store fails before or after its effect, is slow, or is full. A process is killed or
-paused, or its clock jumps. Replicas do not hear each other. A connection breaks, is slow, or stands
-still. A wrapped server dies.
+The faults: the store fails before or after its effect, is slow, or is full. A process is killed,
+paused, or told to stop, or its clock jumps. Replicas do not hear each other. A connection breaks,
+is slow, or stands still. A wrapped server dies.
 
 The last run played {simulation[seeds]:,} seeds. {simulation_found}
 

@@ -831,9 +831,11 @@ class Socket(Client):
 
 
 def says_away(answer: Json) -> bool:
-    """ERR17: the store failed the request. It did not begin, or may be asked again."""
+    """The store failed the request (ERR17), or its replica stops (ERR15). It did not begin, or may
+    be asked again.
+    """
     data: Json = members_of(members_of(answer.get("error")).get("data"))
-    return data.get("reason") == "store_unavailable"
+    return data.get("reason") in ("store_unavailable", "draining")
 
 
 KINDS: Final[dict[str, type[Client]]] = {

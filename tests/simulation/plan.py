@@ -26,6 +26,7 @@ A fault: ``kind``, ``at``, ``for`` (seconds), and what it needs:
 * ``store``: ``replica`` (-1: all), ``how``; ``store call``: ``replica``, ``how``, ``call``
 * ``aimed``: ``replica``, ``how``, ``method``, ``skips``: one call of that method of the store
 * ``kill``, ``pause``, ``clock`` (``skew``), ``deaf`` (no messages between replicas): ``replica``
+* ``stop``: ``replica``, ``grace`` (seconds for what runs); it starts again ``for`` seconds later
 * ``slow``, ``still``: ``client``
 * ``child``: the newest process of a command dies; a URL forgets its sessions
 """
@@ -57,6 +58,9 @@ PASSED_ON: Final = 0.03
 OURS: Final = 0.04
 """How many are about the client of this project. Nor do they."""
 
+STOPS: Final = 0.06
+"""How many are about replicas that are told to stop. Nor do they."""
+
 RARER: Final = 0.1
 """How many are about what clients and servers do seldom. Nor do they."""
 
@@ -75,6 +79,9 @@ def plan_of(seed: int) -> Json:
     ours = random.Random(f"ours {seed}")
     if ours.random() < OURS:
         return _of_our_client(ours, seed)
+    stops = random.Random(f"stops {seed}")
+    if stops.random() < STOPS:
+        return _of_stops(stops, seed)
     chance = random.Random(f"plan {seed}")
     theme = chance.choices([*THEMES], [*THEMES.values()])[0]
     server = chance.choices(("python", "command", "url"), (5, 3, 2))[0]
@@ -317,6 +324,23 @@ def _of_our_client(chance: random.Random, seed: int) -> Json:
     faults = [_fault(chance, replicas, names, server) for _ in range(number)]
     if chance.random() < 0.3:
         faults.append(_aimed(chance, replicas, METHODS))
+    plan = {"seed": seed, "disorder": chance.choice((0.0, 0.1, 0.3, 0.5)), "replicas": replicas}
+    plan |= {"server": server, "window": chance.choice((1000, 1000, 4)), "kept": KEPT}
+    return {**plan, "clients": clients, "faults": faults}
+
+
+def _of_stops(chance: random.Random, seed: int) -> Json:
+    """Replicas that are told to stop while their clients call, listen and are asked."""
+    server = chance.choices(("python", "command", "url"), (5, 3, 2))[0]
+    replicas = chance.choice((1, 2, 2, 2, 3))
+    clients = [_client(chance, number, replicas, server) for number in (1, 2)]
+    _may_take_over(chance, clients)
+    names = [client["name"] for client in clients]
+    faults = [_fault(chance, replicas, names, server) for _ in range(chance.choice((0, 0, 1)))]
+    for _ in range(chance.choice((1, 1, 2))):
+        stop: Json = {"kind": "stop", "at": round(chance.uniform(0.0, 4.0), 3)}
+        stop |= {"replica": chance.randrange(replicas), "grace": chance.choice((0.0, 0.3, 2.0, 10))}
+        faults.append({**stop, "for": chance.choice((0.05, 0.5, 3.0))})
     plan = {"seed": seed, "disorder": chance.choice((0.0, 0.1, 0.3, 0.5)), "replicas": replicas}
     plan |= {"server": server, "window": chance.choice((1000, 1000, 4)), "kept": KEPT}
     return {**plan, "clients": clients, "faults": faults}

@@ -1,4 +1,6 @@
-"""The replicas: layers that share a store, each a host that is killed, paused and started again."""
+"""The replicas: layers that share a store, each a host that is killed, paused, stopped and started
+again.
+"""
 
 import asyncio
 from typing import Any, Final, cast
@@ -65,10 +67,29 @@ class Replica:
         host = Host(f"replica {self.number}")
         self.hosts.append(host)
         ready = asyncio.Event()
-        self._life = host.starts(self._live(host, ready))
+        self._told_to_stop = asyncio.get_running_loop().create_future()
+        self._life = host.starts(self._live(host, ready, self._told_to_stop))
         await ready.wait()
 
-    async def _live(self, host: Host, ready: asyncio.Event) -> None:
+    async def stop(self, grace: float) -> bool:
+        """SIGTERM. Return whether it ended by itself: it may be killed meanwhile.
+
+        Args:
+            grace: Seconds that what runs has to end.
+        """
+        self.app = None
+        self._told_to_stop.set_result(grace)
+        ended = asyncio.Event()
+        self.host.at_death[ended] = ended.set
+        self._life.add_done_callback(lambda _: ended.set())
+        await ended.wait()
+        if self._life.done():
+            self._life.result()
+        return self._life.done()
+
+    async def _live(
+        self, host: Host, ready: asyncio.Event, told_to_stop: "asyncio.Future[float]"
+    ) -> None:
         store = self._backplane.store()
         self._member = store.exchange
         wrapped = self._wrapped.make(self._history, host)
@@ -85,7 +106,10 @@ class Replica:
         async with layer.lifespan():
             self.app = cast(Any, app)
             ready.set()
-            await asyncio.Event().wait()
+            await layer.drain(await told_to_stop)
+        self._history.add("stopped", replica=self.number)
+        # The system closes what is still open.
+        Host("what ends").enters(host.kill)
 
     def _now(self) -> float:
         return EPOCH + asyncio.get_running_loop().time() + self.skew

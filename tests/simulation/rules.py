@@ -21,6 +21,9 @@ SOON: Final = 5.0
 """Seconds in which a bystander's call is answered, beside those of its script."""
 
 
+GRACE: Final = 4.0
+"""Seconds that a call may run when its replica stops, where nobody says another number."""
+
 _OF_A_STORE: Final = ("store", "aimed", "redis", "postgres", "file locked", "disk full")
 _LASTS: Final = {"aimed": 8.0}
 """Seconds in which such a fault waits for what it is aimed at."""
@@ -65,10 +68,39 @@ class Facts:
         deaths = (f for f in self.by["fault"] if f["kind"] in ("kill", "child"))
         return any(self.after(record, death) for death in deaths)
 
-    def process_died_during(self, call: str) -> bool:
-        """Whether a process was killed after the call was sent."""
+    def process_ended_after(self, record: Record) -> bool:
+        """Whether a process was killed or stopped after that."""
+        stops = [fault for fault in self.by["fault"] if fault["kind"] == "stop"]
+        stops += self.by["stopped"]
+        return self.process_died_after(record) or any(self.after(record, s) for s in stops)
+
+    def process_ended_during(self, call: str) -> bool:
+        """Whether a process was killed or stopped after the call was sent."""
         sent = [each for each in self.by["sends"] if each["call"] == call]
-        return bool(sent) and self.process_died_after(sent[0])
+        return bool(sent) and self.process_ended_after(sent[0])
+
+    def a_stop_had_no_more_patience(self, ended: Record) -> bool:
+        """Whether a replica that was told to stop ended then what it ran. A call of a client that
+        answers in another request has no patience.
+        """
+        answers = {c["client"] for c in self.by["connects"] if c.get("answers")}
+        has_no_response = any(
+            asked["on"] == ended["call"] and asked["client"] not in answers
+            for asked in self.by["asked"]
+        )
+
+        def is_impatient(stop: Record) -> bool:
+            grace = 0.0 if has_no_response else stop.get("grace", GRACE)
+            over = [
+                each
+                for each in self.by["stopped"]
+                if each["replica"] == stop["replica"] and self.after(stop, each)
+            ]
+            # Its command notices the end a little later.
+            is_over = bool(over) and ended["t"] > over[0]["t"] + 0.01
+            return stop["t"] + grace - 0.01 <= ended["t"] and not is_over
+
+        return any(f["kind"] == "stop" and is_impatient(f) for f in self.by["fault"])
 
     def may_wait_for_its_store(self, said: Record) -> bool:
         """Whether a store failed when that was sent. What waits for it dies with its process."""
@@ -282,7 +314,7 @@ def the_last_change_is_seen(facts: Facts) -> Iterator[str]:
         if record["what"] == "changes":
             begun[record["call"], record["uri"]] = record
         elif record["what"] == "changed":
-            if record.get("own") and facts.process_died_during(record["call"]):
+            if record.get("own") and facts.process_ended_during(record["call"]):
                 continue
             if record.get("kept") and facts.process_died_after(record):
                 continue
@@ -329,6 +361,7 @@ def a_call_outlives_its_connection(facts: Facts) -> Iterator[str]:
             sent
             and (sent[0]["survives"] or call in tasks)
             and not facts.process_died_after(sent[0])
+            and not facts.a_stop_had_no_more_patience(ended)
         ):
             yield f"{call} was cancelled, and nobody asked for that"
 
@@ -518,7 +551,7 @@ def a_handler_that_asks_is_told(facts: Facts) -> Iterator[str]:
         if question in told or question not in asks or not replies["accepted"]:
             continue
         is_over = call in ended and facts.after(asks[question], ended[call])
-        if not is_over and not facts.process_died_after(asks[question]):
+        if not is_over and not facts.process_ended_after(asks[question]):
             yield f"{replies['client']} answered {question}, and its handler never heard it"
 
 
@@ -541,7 +574,7 @@ def an_open_question_is_put_again(facts: Facts) -> Iterator[str]:
         if question in told or not is_outside:
             continue
         # A server at a URL asks on a stream, which ends with the replica that read it.
-        if session in facts.gone or facts.process_died_during(call):
+        if session in facts.gone or facts.process_ended_during(call):
             continue
         for client in sorted(facts.owners.get(session or "", set()) & answers):
             mine = [o for o in facts.by["owns"] if o["client"] == client]

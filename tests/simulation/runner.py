@@ -121,6 +121,10 @@ class Run:
                 replica.kill()
                 await asyncio.sleep(seconds)
                 await replica.start()
+            case "stop" if replica.chosen is not None:
+                if await replica.stop(fault["grace"]):
+                    await asyncio.sleep(seconds)
+                    await replica.start()
             case "pause" if replica.chosen is not None:
                 host = replica.host
                 host.pause()
