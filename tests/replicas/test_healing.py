@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+from mcp_sessions.errors import StoreRefused
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.cluster.shared_bus import ROUND, SharedBus
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
+from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
 from tests.support.raw import at_most, uris
 from tests.support.replicas import cluster, events_are_lost
@@ -67,3 +70,25 @@ async def test_what_is_wrong_with_one_step_of_a_round_keeps_no_other_from_being_
         for _ in range(3):
             await bus.round()
         assert len(done) == 3
+
+
+async def test_a_connection_that_cannot_be_read_keeps_no_other_from_what_it_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another release wrote it, say."""
+    async with cluster(2) as c:
+        for _ in range(2):
+            client = await c[0].connected()
+            await client.get().started()
+            await client.start()
+        looked: list[SessionId] = []
+
+        async def refuses(sessions: TransportSessions, connection: StoredConnection) -> None:
+            looked.append(connection.session_id)
+            raise StoreRefused("it cannot be read")
+
+        monkeypatch.setattr(TransportSessions, "catch_up", refuses)
+        bus = c[0].inside.bus
+        assert isinstance(bus, SharedBus)
+        await bus.round()
+        assert len(looked) == 2

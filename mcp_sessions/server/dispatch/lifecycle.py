@@ -31,7 +31,7 @@ from mcp_sessions.core.client_description import outlined
 from mcp_sessions.core.ends import EndReason, StoreMade
 from mcp_sessions.core.life import asleep_by, idle_times
 from mcp_sessions.core.story import Why, detaches
-from mcp_sessions.errors import LimitReached, StoreUnavailable
+from mcp_sessions.errors import LimitReached, StoreRefused, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, SessionId, digest, process_of
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.cluster.replica import Replica
@@ -512,7 +512,7 @@ class Presence:
         there = {each.id: each for each in self._connections.all() if each.transport.is_taken}
         left = [self._seen[each] for each in self._seen.keys() - there.keys()]
         due = [each for each in there.values() if self._is_due(each, now)]
-        found = {each.id: _Seen(now, await each.sessions()) for each in due}
+        found = {each.id: _Seen(now, await _sessions_of(each)) for each in due}
         touched = set(self._running).union(*(each.sessions for each in (*left, *found.values())))
         if touched:
             await self._store.touch(touched, now=now)
@@ -523,3 +523,11 @@ class Presence:
         seen = self._seen.get(connection.id)
         # A clock that was set back is no reason to wait.
         return seen is None or not 0 <= now - seen.touched_at < self._idle_time / _PARTS
+
+
+async def _sessions_of(connection: ClientConnection) -> frozenset[SessionId]:
+    try:
+        return await connection.sessions()
+    except StoreRefused:
+        # Perhaps it cannot be read. Its own requests say why.
+        return frozenset()

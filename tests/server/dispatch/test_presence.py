@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from tests.support.modern import ModernClient
 from tests.support.raw import RawClient, Reply
@@ -138,3 +138,27 @@ def count_touches(w: World, *, away: bool = False) -> list[Any]:
 
     w.layer.store.touch = counted  # pyright: ignore[reportAttributeAccessIssue]
     return calls
+
+
+async def test_a_session_that_cannot_be_read_costs_no_other_one_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SES14: another release wrote it, say. No round came to its end, so nobody's sessions were
+    kept, and none expired.
+    """
+    async with world(idle_timeout=100) as w:
+        broken, *_ = await connected(w)
+        client, _, session = await connected(w)
+        left = await w.connected()
+        await left.start()
+        store = w.inside.store
+        load = store.load
+
+        async def refuses(session_id: SessionId, **more: Any) -> Any:
+            if session_id == broken.session_id:
+                raise StoreRefused("another release wrote it")
+            return await load(session_id, **more)
+
+        monkeypatch.setattr(store, "load", refuses)
+        assert await time_passes(w, 200) >= 2
+        assert await client.text("session_id") == session

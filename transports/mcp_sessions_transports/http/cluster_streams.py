@@ -7,8 +7,10 @@ Any process may serve the next request of a transport-mode session. Its messages
 from __future__ import annotations
 
 from collections.abc import Collection, Coroutine
+from contextlib import suppress
 from typing import Any
 
+from mcp_sessions.errors import StoreRefused
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.server.calls.table import Calls
 from mcp_sessions.server.cluster.replica import Replica
@@ -67,7 +69,8 @@ class ClusterStreams:
                 await self._check_readers(channel)
         for connection in streaming:
             if connection.session_id in carrying:
-                await self._sessions.catch_up(connection)
+                with suppress(StoreRefused):  # It cannot be read, perhaps. The others can.
+                    await self._sessions.catch_up(connection)
 
     async def _check_readers(self, channel: PostChannel) -> None:
         # One that is gone is taken out, and others come, while this waits for the store.
