@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -41,7 +42,7 @@ from mcp_sessions.acp.prompts import Options, Prompts
 from mcp_sessions.acp.registry import Registry
 from mcp_sessions.acp.servers import UNKNOWN_TYPE, Servers, Unreachable
 from mcp_sessions.core.states import Mode
-from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.contract import SessionStore
@@ -313,7 +314,8 @@ class Openings:
         forgotten = 0
         for record in await self._store.all_sessions(ANONYMOUS):
             if record.mode is Mode.AGENT and catalogue.used_at(record) < before:
-                forgotten += await self._forget_unused(record.session_id, before)
+                with suppress(StoreRefused):  # It cannot be read, perhaps. The others can.
+                    forgotten += await self._forget_unused(record.session_id, before)
         return forgotten
 
     async def _forget_unused(self, session_id: SessionId, before: float) -> bool:

@@ -444,7 +444,7 @@ class SessionStore(Ends, WholeSessions, Protocol):
         ...
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
-        """Every live session, or every one of a principal."""
+        """Every live session, or every one of a principal. One that cannot be read is left out."""
         ...
 
     async def some_sessions(self, after: str | None, limit: int) -> SessionPage:

@@ -11,7 +11,8 @@ from acp import schema
 
 from mcp_sessions.acp import AcpSessionLayer, conversation_methods
 from mcp_sessions.acp.agent_layer import logger
-from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.errors import ConfigurationError, StoreRefused, StoreUnavailable
+from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory.memory_store import MemoryStore
@@ -272,6 +273,31 @@ async def test_a_conversation_that_was_used_since_it_was_listed_is_kept() -> Non
         assert await listed(client) == [session_id]
         clock.now += 500
         assert await service.openings.forget(clock() - 100) == 1
+
+
+class Refuses(KeptMemory):
+    refused: str | None = None
+
+    async def load(self, session_id: SessionId, **more: Any) -> Any:
+        if session_id == self.refused:
+            raise StoreRefused("it cannot be read")
+        return await super().load(session_id, **more)
+
+
+async def test_a_conversation_that_cannot_be_read_keeps_no_other_one() -> None:
+    """Its key is gone, say. None that came after it was forgotten."""
+    clock, store = Clock(), Refuses()
+    layer = AcpSessionLayer(ScriptedAgent(), store=store, clock=clock)
+    async with layer, client_of(layer) as client:
+        await client.initialize()
+        ids = [await client.new() for _ in range(2)]
+        for each in ids:
+            await client.ask("session/close", {"sessionId": each})
+        store.refused = ids[0]
+        clock.now += 500
+        service = cast(Any, layer)._service
+        assert await service.openings.forget(clock() - 100) == 1
+        assert await listed(client) == [ids[0]]
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("inf")])

@@ -515,7 +515,7 @@ class SqlStore(Steps):
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
         owner = owner_of(principal) if principal is not None else None
-        return [self._record(row) for row in await self._rows(owner)]
+        return self._readable(await self._rows(owner))
 
     async def _rows(self, owner: bytes | None) -> list[SessionRow]:
         found: list[SessionRow] = []
@@ -525,13 +525,16 @@ class SqlStore(Steps):
 
     async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
         rows = await self._engine.every(None, after or "", limit)
+        return SessionPage(self._readable(rows), rows[-1].sid if len(rows) == limit else None)
+
+    def _readable(self, rows: Sequence[SessionRow]) -> list[SessionRecord]:
         records: list[SessionRecord] = []
         for row in rows:
             try:
                 records.append(self._record(row))
             except StoreRefused as failed:
                 logger.error("a session is left out of a list: %s", failed)
-        return SessionPage(records, rows[-1].sid if len(rows) == limit else None)
+        return records
 
     # --- whole sessions --------------------------------------------------------------------------
 

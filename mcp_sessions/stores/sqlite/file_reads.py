@@ -4,6 +4,7 @@ and how sessions ended. An end is a row. The newest ones stay, for a time.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
@@ -20,6 +21,8 @@ from mcp_sessions.stores.sql.sql_store import unreadable
 from mcp_sessions.stores.sqlite import rows
 from mcp_sessions.stores.sqlite.rows import FileSession, InTransaction, Transaction, Unreadable
 from mcp_sessions.stores.whole_sessions import WholeSession
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -109,16 +112,18 @@ class FileReads:
         after: int | None = 0
         while after is not None:
             found, after = await self._page(principal, after, _PAGE)
-            for each in found:
-                if isinstance(each, Unreadable):
-                    raise unreadable(each.failed) from each.failed
-                records.append(self._newest(each))
+            records += self._readable(found)
         return records
 
     async def some_sessions(self, after: str | None, limit: int) -> SessionPage:
         found, following = await self._page(None, int(after or 0), limit)
-        records = [self._newest(each) for each in found if isinstance(each, FileSession)]
-        return SessionPage(records, str(following) if following is not None else None)
+        return SessionPage(self._readable(found), str(following) if following is not None else None)
+
+    def _readable(self, found: Sequence[rows.Found]) -> list[SessionRecord]:
+        for each in found:
+            if isinstance(each, Unreadable):
+                logger.error("a session is left out of a list: %s", unreadable(each.failed))
+        return [self._newest(each) for each in found if isinstance(each, FileSession)]
 
     async def session_ids(self) -> Sequence[SessionId]:
         find = "SELECT session_id FROM sessions ORDER BY sid"

@@ -266,8 +266,10 @@ async def test_a_row_of_another_program_is_refused_and_named() -> None:
     async with opened(postgres_store()) as store:
         session_id = await new(store)
         await store._link.fetch("UPDATE sessions SET body = 'x'::bytea")  # pyright: ignore[reportPrivateUsage]
+        other = await new(store)
         with pytest.raises(StoreRefused, match="cannot be read"):
             await store.load(session_id, now=NOW)
+        assert [each.session_id for each in await store.all_sessions()] == [other]
 
 
 async def test_after_a_failover_no_event_id_is_used_again() -> None:

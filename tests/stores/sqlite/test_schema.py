@@ -241,6 +241,8 @@ async def test_a_session_that_cannot_be_read_keeps_no_change_from_the_others(
         appended = await store.append_change(ids, change_of(listed="tools"), now=NOW)
         assert [each.session_id for each in appended] == [ids[0], ids[2]]
         assert "a change is not in a session's log" in caplog.text
+        listed = {each.session_id for each in await store.all_sessions()}
+        assert listed == {ids[0], ids[2]} and "left out of a list" in caplog.text
     async with opened(path) as store:
         await store.touch(ids, now=NOW + 50)
         found = [await store.load(each, now=NOW + 50) for each in (ids[0], ids[2])]
