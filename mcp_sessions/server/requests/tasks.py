@@ -108,6 +108,9 @@ class Tasks:
         self._runners = set[str]()
         """Other processes that run tasks."""
 
+        self._unannounced = set[SessionId]()
+        """Tasks of dead processes that this one fails, until their end is announced."""
+
     # --- a call becomes a task ---------------------------------------------------------------
 
     async def create(
@@ -350,8 +353,12 @@ class Tasks:
         record = TaskRecord.read(data.value)
         if has_come(record.expires_at or math.inf, now):
             await self.store.end(task_id)
+            self._unannounced.discard(task_id)
             return None, 0
         if record.has_ended or record.is_of_server:
+            if task_id in self._unannounced:
+                await self.announce(task_id, record)
+                self._unannounced.discard(task_id)
             return record, data.version
         if not await self.bus.is_alive(record.runner):
             record.ends(
@@ -360,12 +367,13 @@ class Tasks:
                 ttl=self.policy.ttl,
                 error=wire_error(OutcomeUnknown()),
             )
-            if not await self.store.replace_data(
-                task_id, record.written(), expected_version=data.version
-            ):
-                return await self._stored(task_id)
-            await self.announce(task_id, record)
-        elif record.answers or record.is_unwanted:
+            written, version = record.written(), data.version
+            # If the reply is lost, the next look finds the end, and announces it.
+            self._unannounced.add(task_id)
+            if not await self.store.replace_data(task_id, written, expected_version=version):
+                self._unannounced.discard(task_id)
+            return await self._stored(task_id)
+        if record.answers or record.is_unwanted:
             await self.bus.try_send(TaskChanged(task_id=task_id), to=record.runner)
         return record, data.version
 

@@ -14,7 +14,7 @@ from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.security import mint_session_id
 from mcp_sessions.stores.memory.memory_store import MemoryStore
 from mcp_sessions.stores.records import Peer
-from tests.server.requests.test_task_listening import listen_to, told
+from tests.server.requests.test_task_listening import agreed, boxes, listen_to, told
 from tests.server.requests.test_tasks import (
     AT_ONCE,
     CAPABILITIES,
@@ -28,6 +28,7 @@ from tests.server.requests.test_tasks import (
 )
 from tests.support.modern import ModernClient
 from tests.support.raw import Json
+from tests.support.replicas import cluster
 from tests.support.world import World, world
 
 
@@ -51,6 +52,35 @@ async def test_an_end_whose_write_lost_its_reply_is_an_event_of_its_session() ->
         w.box.gate("g").go.set()
         assert (await told(listen, *ENDED))["status"] == "completed"
         assert lost == ["completed"]
+
+
+async def test_the_end_of_a_task_of_a_dead_process_is_an_event_also_if_the_reply_was_lost() -> None:
+    """TSK5: the next look at the task found its end, and took it for announced."""
+    lost: list[str] = []
+
+    def loses_reply(_: int, store: Any) -> Any:
+        replace = store.replace_data
+
+        async def replace_data(session_id: Any, value: Any, **more: Any) -> Any:
+            done = await replace(session_id, value, **more)
+            if value["status"] in ENDED and not lost:
+                lost.append(value["status"])
+                raise StoreUnavailable("the reply was lost")
+            return done
+
+        store.replace_data = replace_data
+        return store
+
+    async with cluster(2, server=boxes, store_of=loses_reply, tasks=AT_ONCE) as replicas:
+        client, elsewhere = client_of(replicas[0]), client_of(replicas[1])
+        session = (await client.start())["sessionId"]
+        task = await client.call("wait", {"gate": "g"}, session=session).result()
+        listen = listen_to(elsewhere, task["taskId"], session=session)
+        await agreed(listen)
+        replicas.kill(0)
+        ended = await told(listen, *ENDED)
+        assert (ended["status"], ended["error"]["code"]) == ("failed", -31012)
+        assert lost == ["failed"]
 
 
 def keeps_state() -> Box:
