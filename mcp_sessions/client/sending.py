@@ -19,8 +19,9 @@ Rules that must hold, and that ``tests/client/`` owns over real sockets:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 from mcp_sessions import method_names
@@ -54,7 +55,7 @@ _MOST_WAITING = 1_000
 """Notifications of the application that wait for a connection; then the oldest is dropped."""
 
 _TRIES = 200
-"""How often an answer is sent on one connection: for some minutes."""
+"""How often an answer, or a cancellation, is sent on one connection: for some minutes."""
 
 _WITHOUT_SESSION = method_names.OPENING | method_names.OF_SESSIONS
 
@@ -402,7 +403,18 @@ class Sender:
                 self._notifications.append((message, headers))
                 del self._notifications[:-_MOST_WAITING]
             return
-        await _send(link, message, headers)
+        await self._send(message, headers, link)
+
+    async def _send(
+        self, message: Json, headers: Mapping[str, str], link: Link, failures: int = 0
+    ) -> None:
+        try:
+            await link.send(message, headers)
+        except Failed as failed:
+            logger.info("the server did not accept %s: %s", message["method"], failed)
+            if message["method"] == method_names.CANCELLED:
+                send = partial(self._send, message, headers, link)
+                self._try_again(link, failed.failure, failures, send)
 
     async def answer(self, question_id: RequestId, message: Json, failures: int = 0) -> None:
         """Answer a question of the server. The answer is kept until it is delivered (ASK5).
@@ -411,27 +423,35 @@ class Sender:
             failures: How often the server could not take it on this connection.
         """
         link = self._state.link
-        if link is None:
+        is_again = failures > 0
+        if link is None or (is_again and not self._app.questions.waits(question_id, message)):
             return
         try:
             await link.send(message, self._peer.headers())
             self._app.questions.delivered(question_id)
         except Failed as failed:
             logger.debug("an answer is not delivered yet: %s", failed)
-            if is_away(failed.failure.cause, failed.failure.status) and failures < _TRIES:
-                again = (link, question_id, message, failed.failure, failures + 1)
-                self._runtime.tasks.start_soon(self._answer_later, *again)
+            send = partial(self.answer, question_id, message)
+            self._try_again(link, failed.failure, failures, send)
 
-    async def _answer_later(
-        self, link: Link, question_id: RequestId, message: Json, failure: Failure, failures: int
+    def _try_again(
+        self, link: Link, failure: Failure, failures: int, send: Callable[[int], Awaitable[None]]
     ) -> None:
-        """Send an answer again on its connection. Another connection gets it by :meth:`flush`."""
+        """Send a message again that the server could not take, after a pause, on its connection.
+        Another connection gets an answer by :meth:`flush`.
+        """
+        if is_away(failure.cause, failure.status) and failures < _TRIES:
+            self._runtime.tasks.start_soon(self._send_again, link, failure, failures + 1, send)
+
+    async def _send_again(
+        self, link: Link, failure: Failure, failures: int, send: Callable[[int], Awaitable[None]]
+    ) -> None:
         policy = self._runtime.policy
         backoff = Backoff(base=policy.backoff_base, cap=policy.backoff_cap, failures=failures - 1)
         asked = min(failure.retry_after or 0.0, policy.give_up_after)
         await self._runtime.sleep(max(asked, backoff.failed(self._runtime.draw())))
-        if self._state.link is link and self._app.questions.waits(question_id, message):
-            await self.answer(question_id, message, failures)
+        if self._state.link is link:
+            await send(failures)
 
     async def cancel(self, message: Json, headers: Mapping[str, str]) -> None:
         """Cancel a request of the application (REQ7)."""
@@ -486,7 +506,7 @@ class Sender:
         is_by_stream = envelope is not None and link.kind == "http" and not is_keyed
         if not is_by_stream:
             headers = {**headers, **self._peer.headers(method_names.CANCELLED)}
-            await _send(link, message, headers)
+            await self._send(message, headers, link)
         if is_by_stream or (envelope is not None and not self._app.requests.is_open(pending)):
             link.abandon(wire_id)
         return not is_by_stream
@@ -498,13 +518,6 @@ class Sender:
         is_listen = pending.is_hosts and pending.method == method_names.LISTEN
         if is_listen and pending.session_id is not None and self._state.pushed is not None:
             self._recovery.begin(Way.REATTACH)
-
-
-async def _send(link: Link, message: Json, headers: Mapping[str, str]) -> None:
-    try:
-        await link.send(message, headers)
-    except Failed as failed:
-        logger.info("the server did not accept %s: %s", message["method"], failed)
 
 
 def _is_answer(failure: Failure) -> bool:

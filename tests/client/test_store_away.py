@@ -77,3 +77,27 @@ async def test_an_answer_to_a_question_that_the_store_refuses_is_sent_again(
                 async with Client(transport, mode=mode, elicitation_callback=answer) as client:
                     said = text_of(await client.call_tool("ask", {"question": "?"}))
             assert (said, questions) == ("accept: yes", ["?"])
+
+
+async def test_a_cancellation_that_the_store_refuses_is_sent_again(
+    store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """REQ7: in the era of handshakes it was refused over HTTP, and sent no more: the call ran on.
+    In the 2026 era a server that has the call needs no store to cancel it.
+    """
+    app = make_app("mcpserver")
+    with store_server(store) as away:
+        layer = SessionLayer(app.server, store=f"{away.url}?timeout=1")
+        with serving((app, layer)) as (_, _, server), anyio.fail_after(60):
+            transport = resumable(server.url(scheme="http"), policy=QUICK)
+            async with (
+                Client(transport, mode="legacy") as client,
+                anyio.create_task_group() as tasks,
+            ):
+                tasks.start_soon(client.call_tool, "slow", {"steps": 1, "gate": "g"})
+                await app.stage.reached("g:started")
+                away.suspend()
+                tasks.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await go_on_after_a_refusal(away, caplog)
+                    await app.stage.reached("g:cancelled")
