@@ -141,6 +141,7 @@ class AcpService:
         if method != "session/update":
             link, params = self._registry.towards(call, params)
             if link is not None:
+                await link.outgoing.drain()
                 link.push_message({"jsonrpc": "2.0", "method": method, "params": params})
             return
         agent_id = params.get("sessionId")

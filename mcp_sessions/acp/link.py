@@ -149,7 +149,7 @@ class Outgoing:
         """Nothing reaches the client any more."""
 
         self._wire = wire
-        self._limit = limit
+        self.limit = limit
         self._on_closed = on_closed
         self._waiting: deque[bytes] = deque()
         self._size = 0
@@ -165,13 +165,12 @@ class Outgoing:
             self._size += len(data)
             self._pushed.set()
 
-    async def drain(self, until: Callable[[], bool] = lambda: False) -> None:
-        while self._size >= self._limit and not self.closed and not until():
-            self._changed.clear()
-            await self._changed.wait()
-
-    async def written(self) -> None:
-        while self._size and not self.closed:
+    async def drain(
+        self, until: Callable[[], bool] = lambda: False, *, below: int | None = None
+    ) -> None:
+        """Wait until fewer bytes wait than ``below``; None: than the limit."""
+        most = self.limit if below is None else below
+        while self._size >= most and not self.closed and not until():
             self._changed.clear()
             await self._changed.wait()
 
@@ -296,7 +295,7 @@ class Link:
         """
         writer = self._write_task
         if writer is not None and not writer.done():
-            waiting = asyncio.create_task(self.outgoing.written())
+            waiting = asyncio.create_task(self.outgoing.drain(below=1))
             await asyncio.wait(
                 {waiting, writer}, timeout=within, return_when=asyncio.FIRST_COMPLETED
             )
@@ -308,6 +307,8 @@ class Link:
 
     async def _read(self) -> None:
         while True:
+            # At the limit itself the agent waits, and its client may still cancel.
+            await self.outgoing.drain(below=2 * self.outgoing.limit)
             try:
                 line = await self._wire.read()
             except MessageTooLong:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import acp
 import anyio
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sessions.acp import AcpSessionLayer
+from mcp_sessions.acp.link import Link, Outgoing
 from mcp_sessions.errors import ConfigurationError, StoreInUse
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_key
@@ -28,6 +29,7 @@ from tests.support.conversations import (
     conversation,
     prompt,
 )
+from tests.support.virtual_time import cycles
 
 
 async def expect_still_serves(client: RawClient) -> None:
@@ -280,6 +282,66 @@ async def test_what_the_layer_does_not_know_is_the_agents() -> None:
         await client.send({"id": question["id"], "result": {"n": 2**70}})
         assert (await answer)["result"] == {"asked": {"n": 2**70}}
         assert agent.calls[-1] == ("vendor/method", {"sessionId": "own-0", "deep": [1]})
+
+
+class Silent:
+    """A `Wire` whose client sends lines that are no message, and takes nothing until it may."""
+
+    def __init__(self, lines: int) -> None:
+        self.left, self.written, self.may_write = lines, b"", asyncio.Event()
+
+    async def read(self) -> bytes | None:
+        if not self.left:
+            await self.may_write.wait()
+            return None
+        self.left -= 1
+        return b"{\n"
+
+    async def write(self, data: bytes) -> None:
+        await self.may_write.wait()
+        self.written += data
+
+
+async def test_refusals_for_a_client_that_reads_nothing_are_bounded_in_bytes() -> None:
+    """Each line of its input got one, however many waited: memory had no bound."""
+    wire, service = Silent(10_000), cast(Any, object())
+    link = Link(wire, service, send_buffer=1_000)
+    running = asyncio.create_task(link.run())
+    await cycles()
+    assert wire.left > 9_900
+    wire.may_write.set()
+    await running
+    await link.finish(within=WITHIN)
+    assert wire.written.count(b"-32700") == 10_000
+
+
+async def test_notifications_of_the_agent_are_bounded_for_a_client_that_reads_slowly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    largest, push = 0, Outgoing.push
+
+    def counted(outgoing: Any, data: bytes) -> None:
+        nonlocal largest
+        push(outgoing, data)
+        largest = max(largest, outgoing._size)
+
+    class Tells(ScriptedAgent):
+        async def ext_method(self, method: str, params: Json) -> Json:
+            for _ in range(200):
+                await self.client.ext_notification("vendor/news", {"text": "x" * 50_000})
+            return {}
+
+    monkeypatch.setattr(Outgoing, "push", counted)
+    async with conversation(Tells(), send_buffer=100_000) as client:
+        params = {"sessionId": await client.new()}
+        client.pause()
+        answer = await client.begin("_vendor/method", params)
+        with anyio.fail_after(WITHIN):
+            while largest < 100_000:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        client.go_on()
+        assert (await answer)["result"] == {}
+    assert largest < 200_000
 
 
 @pytest.mark.parametrize(
