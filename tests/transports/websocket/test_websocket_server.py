@@ -5,9 +5,25 @@ import json
 from typing import Any
 
 from tests.support.raw import at_most
+from tests.support.virtual_time import cycles
 from tests.support.world import world
 
 Message = dict[str, Any]
+
+SCOPE: Message = {
+    "type": "websocket",
+    "asgi": {"version": "3.0", "spec_version": "2.4"},
+    "http_version": "1.1",
+    "scheme": "ws",
+    "path": "/mcp",
+    "raw_path": b"/mcp",
+    "query_string": b"",
+    "root_path": "",
+    "headers": [(b"host", b"127.0.0.1:8000")],
+    "client": ("127.0.0.1", 50_000),
+    "server": ("127.0.0.1", 8_000),
+    "subprotocols": ["mcp"],
+}
 
 
 async def test_an_answer_after_the_http_server_closed_is_dropped_without_a_traceback() -> None:
@@ -33,20 +49,33 @@ async def test_an_answer_after_the_http_server_closed_is_dropped_without_a_trace
             is_closed.set()
             raise RuntimeError("Unexpected ASGI message, after sending 'websocket.close'.")
 
-    scope: dict[str, Any] = {
-        "type": "websocket",
-        "asgi": {"version": "3.0", "spec_version": "2.4"},
-        "http_version": "1.1",
-        "scheme": "ws",
-        "path": "/mcp",
-        "raw_path": b"/mcp",
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(b"host", b"127.0.0.1:8000")],
-        "client": ("127.0.0.1", 50_000),
-        "server": ("127.0.0.1", 8_000),
-        "subprotocols": ["mcp"],
-    }
     async with world() as w:
-        await at_most(10, w.layer_app(scope, receive, send))
+        await at_most(10, w.layer_app(SCOPE, receive, send))
     assert sent == ["websocket.accept", "websocket.send"]
+
+
+async def test_a_connection_that_is_accepted_while_a_drain_begins_is_closed_with_1012() -> None:
+    """WSS17: who drained did not know it. Each of its requests was refused, for the whole grace."""
+    async with world() as w:
+        client = await w.connected()
+        running = await w.waits(client.call("wait", gate="g"))
+        draining: list[asyncio.Task[None]] = []
+        closed: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        arriving: list[Message] = [{"type": "websocket.connect"}]
+
+        async def receive() -> Message:
+            return arriving.pop() if arriving else {**await closed, "type": "websocket.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "websocket.accept":
+                draining.append(asyncio.create_task(w.layer.drain(60)))
+                await cycles()
+            elif message["type"] == "websocket.close":
+                closed.set_result(message)
+
+        await at_most(10, w.layer_app(SCOPE, receive, send))
+        assert closed.result()["code"] == 1012
+        assert not draining[0].done()
+        w.box.gate("g").go.set()
+        await running.result()
+        await draining[0]

@@ -134,6 +134,9 @@ class WebSocketBinding:
         served = self._served
         connection = DuplexConnection("websocket", principal, served, scope=scope)
         served.connections.add(connection.client)
+        if served.availability.retry_after is not None:
+            # A drain began after it was admitted, and did not know it.
+            connection.transport.close_when_quiet()
         logger.debug("websocket %s opened", digest(connection.client.id))
         closing, why = Closing(), Why.CLOSED
         # A writer whose peer takes nothing learns of no cut: it waits for the network.
