@@ -20,12 +20,13 @@ from tests.support.raw import (
     call_params,
     in_process,
     in_session,
+    initialize_params,
     keyed,
     text_of,
     uris,
 )
 from tests.support.virtual_time import cycles
-from tests.support.world import Clock
+from tests.support.world import Clock, inside
 
 pytestmark = pytest.mark.usefixtures("with_each_authentication")
 
@@ -465,6 +466,36 @@ async def test_a_request_whose_credential_ended_before_its_body_was_here_runs_no
             assert call.reply.status == (401 if comes else 200)
         assert call.reply.header("www-authenticate") == 'Bearer error="invalid_token"'
         assert server.tools.calls.count("whoami") == 1
+
+
+@pytest.mark.parametrize("names_session", [False, True])
+@pytest.mark.parametrize("how", ["expired", "revoked", "good"])
+async def test_a_credential_that_ended_while_the_server_initialized_has_no_session(
+    how: str, names_session: bool
+) -> None:
+    """SEC4: a server may take long to start. Its answer came with a new session."""
+    async with guarded(clock=LoopClock()) as server:
+        ends = FAR + asyncio.get_running_loop().time() + 4
+        server.verifier.add("short", "alice", expires_at=ends if how == "expired" else None)
+        upstream = inside(server.layer).upstream
+        initialize, client = upstream.initialize, await server.connected("short")
+        before = len(await server.store.all_sessions())
+
+        async def slow(*args: Any) -> Any:
+            await passed(2)
+            if how == "revoked":
+                del server.verifier.tokens["short"]
+            await passed(5)
+            return await initialize(*args)
+
+        upstream.initialize = slow  # pyright: ignore[reportAttributeAccessIssue]
+        if not names_session:
+            client.session_id = None
+        call = client.send("initialize", initialize_params())
+        await call.reply.done()
+        assert call.reply.status == (200 if how == "good" else 401)
+        made = len(await server.store.all_sessions()) - before
+        assert made == (1 if how == "good" else 0)
 
 
 @pytest.mark.parametrize("era", ["handshake", "modern"])

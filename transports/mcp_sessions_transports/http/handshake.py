@@ -367,6 +367,9 @@ class HandshakeHttp:
         alone = Inbound(inbound.principal, inbound.peer, None, inbound.channel, http)
 
         async def register(peer: Peer) -> StoredConnection:
+            if call.fresh_until is not None and call.clock() >= call.fresh_until:
+                # The server took its time.
+                await call.check_again()
             record = await served.lifecycle.create(Mode.TRANSPORT, inbound.principal, peer)
             return served.connections.new_connection(record, peer)
 
