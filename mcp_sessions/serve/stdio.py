@@ -6,6 +6,7 @@ import signal
 import socket
 from typing import Any
 
+from mcp_sessions.background import stopped
 from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.lifespan import Lifespan
 from mcp_sessions.serve.uvicorn_server import DrainingServer
@@ -26,6 +27,9 @@ async def serve_stdio(
         served: What is served, and lives and drains by the next two.
         grace: Seconds that running calls get at the end.
         http_server: A server, and the socket it listens on, that serves the same.
+
+    Raises:
+        Exception: A defect ended it.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -44,17 +48,17 @@ async def serve_stdio(
                 await server.ready.wait()
             binding = StdioBinding(served)
             piped = asyncio.create_task(binding.serve(wire_in, wire_out))
-            stopped = asyncio.create_task(stop.wait())
-            waiting: set[asyncio.Task[Any]] = {piped, stopped}
+            signalled = asyncio.create_task(stop.wait())
+            waiting: set[asyncio.Task[Any]] = {piped, signalled}
             if serving is not None:
                 waiting.add(serving)
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
+            signalled.cancel()
             await draining.drain(grace)
-            if not piped.done():
-                await asyncio.wait({piped}, timeout=2)
-                piped.cancel()
-            await asyncio.gather(piped, return_exceptions=True)
+            await asyncio.wait({piped}, timeout=2)
+            failures = await stopped(piped)
             if serving is not None and http_server is not None:
                 http_server[0].should_exit = True
                 await serving
+            for failed in failures:
+                raise failed

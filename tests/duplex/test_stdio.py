@@ -99,6 +99,33 @@ async def test_the_end_of_input_answers_what_runs_and_exits_0() -> None:
         assert session_id
 
 
+_WITH_A_DEFECT = """
+from mcp_sessions_transports.duplex import DuplexConnection
+from tests.support import stdio_program
+
+async def take(self, line):
+    raise RuntimeError("a defect")
+
+DuplexConnection.take = take
+stdio_program.main()
+"""
+
+
+async def test_a_defect_of_the_server_ends_it_with_a_status_that_is_not_0() -> None:
+    """Its host took it for a server that had ended in order, and nobody learned why."""
+    running = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _WITH_A_DEFECT, "stdio"),
+        cwd=ROOT,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT}/transports"},
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    _, said = await at_most(WITHIN, running.communicate(b"{}\n"))
+    assert running.returncode == 1
+    assert b"RuntimeError: a defect" in said
+
+
 async def test_sigterm_drains() -> None:
     """WSS17: clients are notified, running requests are answered, the process ends with 0."""
     async with process("stdio", capabilities=DECLARED) as peer:
