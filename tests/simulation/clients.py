@@ -70,6 +70,9 @@ class Client(ABC):
     has_handshake = True
     """Log messages come unasked."""
 
+    gives_up = False
+    """It may say by itself that an outcome is unknown."""
+
     @property
     def outlives_connections(self) -> bool:
         """Its calls go on without a key when their connection breaks."""
@@ -101,7 +104,9 @@ class Client(ABC):
         self._at: int = plan["at"]
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Task[None]] = set()
-        self._replied: dict[object, Json] = {}
+        self._left: set[str] = set()
+        """Second responses of calls, to which it does not come back, or not yet."""
+
         self._count = 0
         self.failed: list[BaseException] = []
 
@@ -152,6 +157,7 @@ class Client(ABC):
         self.note(
             "connects", can_be_asked=self.plan["asks"], is_told=self.plan["session"],
             answers=self.has_handshake and self.plan["asks"] and not self.plan["silent"],
+            gives_up=self.gives_up,
         )  # fmt: skip
         await asyncio.sleep(self.plan["starts"])
         await self.connect()
@@ -306,11 +312,12 @@ class Client(ABC):
 
     # --- hearing ----------------------------------------------------------------------------------
 
-    def hear(self, message: Json, on: str) -> None:
+    def hear(self, message: Json, on: str, copy_of: str | None = None) -> None:
         """Note a message, and answer it if it is a question.
 
         Args:
             on: The call on whose response it came, or ``events``, or ``again``.
+            copy_of: The call whose second response that is.
         """
         method: str = message.get("method", "")
         params: Json = message.get("params") or {}
@@ -324,7 +331,7 @@ class Client(ABC):
                 self._came_before.add(event_id)
             self.position = event_id
         if "id" in message:
-            self._asked(message, on)
+            self._asked(message, on, on if copy_of is None else f"{copy_of}'")
         elif method == "notifications/progress":
             # The layer itself reports that a silent call still runs: without a number of ours.
             n, mark = params.get("progress"), params.get("progressToken")
@@ -348,19 +355,24 @@ class Client(ABC):
     def detached(self, params: Json) -> None:
         self.note("displaced", reason=params.get("reason"))
 
-    def _asked(self, message: Json, on: str) -> None:
+    def _asked(self, message: Json, on: str, response: str) -> None:
         if message["method"] != "elicitation/create":
-            self.run(self._reply(message, {}, None))
+            self.run(self._reply(message, {}, None, response))
             return
         question = message["params"]["message"]
         self.note("asked", question=question, on=on, id=str(message["id"]))
         if not self.plan["silent"]:
             value = f"{question}@{self.name}"
             result = {"action": "accept", "content": {"answer": value}}
-            self.run(self._reply(message, result, question))
+            self.run(self._reply(message, result, question, response))
 
-    async def _reply(self, message: Json, result: Json, question: str | None) -> None:
+    async def _reply(
+        self, message: Json, result: Json, question: str | None, response: str
+    ) -> None:
         await asyncio.sleep(self.plan["thinks"])
+        if response in self._left:
+            # What was on it is forgotten with it.
+            return
         reply = {"jsonrpc": "2.0", "id": message["id"], "result": result}
         for _ in range(20):
             accepted = await self.post_reply(reply)
@@ -394,6 +406,12 @@ class Client(ABC):
         data: Json = error.get("data") or {}
         said = {"started": data["started"]} if "started" in data else {}
         self.note("answered", call=mark, result=False, code=error["code"], whole=whole, **said)
+
+    def refused(self, mark: str, answer: Json) -> None:
+        """Note what was said of a call that could not be served just then."""
+        said: Json = members_of(members_of(answer.get("error")).get("data"))
+        if "started" in said:
+            self.note("refused", call=mark, started=said["started"])
 
     def params_of(self, mark: str, step: Json) -> Json:
         arguments = {"mark": mark, "script": step["script"]}
@@ -499,7 +517,8 @@ class HandshakeHttp(Client):
         if step.get("twice"):
             self.run(self._once_more(mark, step, params))
         while True:
-            await read_from(
+            at = self._at
+            is_silent = await read_from(
                 reply,
                 lambda message: self.hear(message, mark),
                 lambda r=reply: r.answer_to(mark) is not None,
@@ -507,11 +526,18 @@ class HandshakeHttp(Client):
                 cut_at=cut_at,
                 silence=SILENCE + step["seconds"],
             )
+            if is_silent:
+                self.note("silent", call=mark, at=at)
             cut_at = None
             answer = reply.answer_to(mark)
             if answer is not None and reply.status == 200:
                 self.answered(mark, answer, whole=whole)
                 return
+            if step.get("leaves"):
+                self.note("lost", call=mark)
+                return
+            if reply.status == AWAY and keyed:
+                self.refused(mark, reply.json)
             if reply.status is not None and reply.status not in (200, AWAY):
                 self.note("answered", call=mark, result=False, code=reply.status, whole=whole)
                 return
@@ -535,13 +561,32 @@ class HandshakeHttp(Client):
         await asyncio.sleep(step["twice"])
         self.sends(mark, step, again=True)
         reply = self.raw.send("tools/call", params, request_id=f"{mark}'").reply
-        await read_from(
-            reply, lambda m: self.hear(m, "again"),
-            lambda: reply.answer_to(f"{mark}'") is not None,
-        )  # fmt: skip
+        cut, last, whole = step.get("copy_cut"), "", True
+
+        def seen(event_id: str) -> None:
+            nonlocal last
+            last = event_id
+
+        def take(message: Json) -> None:
+            self.hear(message, "again", mark)
+
+        def enough() -> bool:
+            return reply.answer_to(f"{mark}'") is not None
+
+        cut_at = now() + cut if cut is not None else None
+        await read_from(reply, take, enough, seen=seen, cut_at=cut_at)
+        if cut is not None and not enough():
+            self._left.add(f"{mark}'")
+            if not last or step.get("copy_back") is None:
+                return
+            await asyncio.sleep(step["copy_back"])
+            self._left.discard(f"{mark}'")
+            whole = False
+            reply = self.raw.get(last)
+            await read_from(reply, take, enough)
         answer = reply.answer_to(f"{mark}'")
         if answer is not None and reply.status == 200:
-            self.answered(mark, answer, whole=False, again=True)
+            self.answered(mark, answer, whole=whole, again=True)
 
 
 class ModernHttp(Client):
@@ -621,25 +666,41 @@ class ModernHttp(Client):
         if self.plan["logs"]:
             params["_meta"][LOG_LEVEL] = "info"
         self.sends(mark, step)
+        rounds = 0
         while True:
             reply = self.raw.send("tools/call", params, request_id=mark).reply
-            await read_from(
+            copy: asyncio.Task[Json | None] | None = None
+            if rounds and step.get("copies") is not None:
+                copy = asyncio.create_task(self._copy(mark, step, params, rounds), name=self.name)
+                if step.get("round_cut") is not None:
+                    cut_at = now() + step["round_cut"]
+            at = self._at
+            is_silent = await read_from(
                 reply,
                 lambda message: self.hear(message, mark) if "method" in message else None,
                 lambda r=reply: r.answer_to(mark) is not None,
                 cut_at=cut_at,
                 silence=SILENCE + step["seconds"],
             )
+            if is_silent:
+                self.note("silent", call=mark, at=at)
             cut_at = None
             answer = reply.answer_to(mark)
-            if answer is not None and reply.status != AWAY:
+            if rounds:
+                whole = whole and answer is not None
+                self._ends_round(mark, rounds, answer)
+            if copy is not None:
+                # What is lost with one sending comes with the other.
+                answer = await copy if answer is None else answer
+                await asyncio.wait({copy})
+            if answer is not None and (reply.status != AWAY or copy is not None):
                 result = answer.get("result", {})
                 if result.get("resultType") == "input_required":
                     replies = await self._replies_to(mark, result)
-                    if replies is None:
+                    if replies is None or step.get("leaves"):
                         self.note("lost", call=mark)
                         return
-                    params = {**params, **replies}
+                    params, rounds = {**params, **replies}, rounds + 1
                     continue
                 if result.get("resultType") == "task":
                     await self.follow(mark, step, result)
@@ -655,9 +716,35 @@ class ModernHttp(Client):
                 else:
                     self.note("lost", call=mark)
                 return
+            if step.get("leaves"):
+                self.note("lost", call=mark)
+                return
+            if reply.status == AWAY:
+                self.refused(mark, reply.json)
             whole = False
             await asyncio.sleep(AGAIN)
             self.sends(mark, step)
+
+    async def _copy(self, mark: str, step: Json, params: Json, number: int) -> Json | None:
+        """Send a round once more, as a proxy may; its answer."""
+        await asyncio.sleep(step["copies"])
+        name = f"{mark}'{number}"
+        reply = self.raw.send("tools/call", params, request_id=name).reply
+        await read_from(
+            reply,
+            lambda message: self.hear(message, "again") if "method" in message else None,
+            lambda: reply.answer_to(name) is not None,
+            silence=SILENCE + step["seconds"],
+        )
+        answer = reply.answer_to(name)
+        self._ends_round(mark, number, answer)
+        return answer
+
+    def _ends_round(self, mark: str, number: int, answer: Json | None) -> None:
+        if answer is not None:
+            kind = members_of(answer.get("result")).get("resultType", "result")
+            code = members_of(answer.get("error")).get("code")
+            self.note("round", call=mark, n=number, answer=kind if code is None else code)
 
     async def follow(self, mark: str, step: Json, created: Json) -> None:
         """Wait for the end of a task. This client knows none."""
@@ -826,6 +913,8 @@ class Socket(Client):
             if not keyed:
                 self.note("lost", call=mark)
                 return
+            if answer is not None:
+                self.refused(mark, answer)
             whole = False
             await asyncio.sleep(AGAIN)
 
@@ -853,8 +942,9 @@ async def read_from(
     seen: Callable[[str], None] | None = None,
     cut_at: float | None = None,
     silence: float | None = SILENCE,
-) -> None:
-    """Take the messages of a response as they come, until it ends or there is enough.
+) -> bool:
+    """Take the messages of a response as they come, until it ends or there is enough; whether it
+    was silent for too long.
 
     Args:
         seen: Gets the id of each event.
@@ -880,6 +970,8 @@ async def read_from(
     if not await _until(reply.board, look, until if cut_at is None else min(until, cut_at)):
         reply.leave()
         look()
+        return cut_at is None or cut_at > until
+    return False
 
 
 async def _until(board: Board, look: Callable[[], bool], until: float) -> bool:

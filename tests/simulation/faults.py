@@ -5,8 +5,8 @@ Rules:
 1. ``before``: a call raises and has no effect. ``after``: it has its effect, and its reply is lost.
 2. ``slow``: a call takes seconds, half of them before its effect.
 3. ``full``: a call that writes is refused, and one that reads is served.
-4. A fault lasts for a window of time, or hits one call: by its number since the store was opened,
-   or the next call of one method.
+4. A fault lasts for a window of time, for all calls or those of one method, or hits one call: by
+   its number since the store was opened, or the next call of one method.
 5. ``kill before`` and ``kill after``: the process dies at that call, before or after its effect.
 """
 
@@ -69,12 +69,15 @@ class StoreFaults:
     at_calls: dict[int, str] = field(default_factory=dict[int, str])
     """The number of a call → how it fails."""
 
+    of_methods: dict[str, str] = field(default_factory=dict[str, str])
+    """A method → how each call of it fails."""
+
     calls: int = 0
 
     aimed: list[Aimed] = field(default_factory=list[Aimed])
 
     async def around(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
-        how = self.at_calls.get(self.calls, self.how)
+        how = self.at_calls.get(self.calls, self.of_methods.get(name, self.how))
         self.calls += 1
         how = next((each.how for each in self.aimed if each.hits(name)), how)
         match how:

@@ -11,7 +11,8 @@ Of clients:
 ==============  ===================================================================================
 ``connects``    ``client`` begins. ``can_be_asked``: it declared that it answers questions.
                 ``is_told``: it declared that it wants to know who takes its session
-                ``answers``: it answers what it is asked outside of its calls
+                ``answers``: it answers what it is asked outside of its calls.
+                ``gives_up``: it may say by itself that an outcome is unknown
 ``owns``        ``client`` was told that it has ``session``. ``session`` is a name of the history's
 ``gone``        ``session`` ended with its connection, or its client cares for it no more
 ``sends``       ``client`` sends ``call``, once more if it was sent before. ``keyed``: under a
@@ -22,6 +23,12 @@ Of clients:
                 ``started`` false: the error says that it did not start. ``whole``: the client
                 read the response from its first byte to its last, over as many connections as
                 that took. ``again``: it is that of a second sending
+``refused``     ``client`` was told that ``call`` cannot be served now. ``started`` false: it did
+                not start
+``silent``      ``client`` got no word about ``call`` for long, and breaks the connection to the
+                replica ``at``, which counts on beyond the last one
+``round``       ``client`` has the ``answer`` to round ``n`` of ``call``: its kind, or the code of
+                its error. A round that was sent twice has two
 ``lost``        the connection of ``call`` broke, and nothing promises an answer
 ``hears``       ``client`` receives message ``n`` of ``call``, of ``kind`` ``progress``, ``log`` or
                 ``event``. ``on``: the call on whose response it came, else ``events``, or ``again``
@@ -70,6 +77,9 @@ Of the wrapped server:
 Of the world:
 
 ==============  ===================================================================================
+``begins``      the first line. ``replicas``: how many. ``has_room``: the store drops no event and
+                no answer for want of space. ``passes_on``: a replica may have a call served by
+                another one
 ``fault``       something goes wrong: ``kind``, ``host``
 ``heals``       no fault lasts beyond this line, and every process is there
 ``defect``      the layer itself logged work that died: ``text``

@@ -14,7 +14,7 @@ import httpx2
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
-from mcp_sessions import resumable
+from mcp_sessions import ReconnectPolicy, resumable
 from mcp_sessions.client import sdk
 from mcp_sessions.client.reports import ResumeOutcome
 from mcp_sessions.client.state import Runtime
@@ -29,6 +29,8 @@ _LOOKS: Final = 0.5
 
 
 class OurClient(Client):
+    gives_up = True
+
     def __init__(self, world: World, plan: Json) -> None:
         super().__init__(world, plan)
         self._through = _Through(HttpLink(self.link, self.chosen, self.user))
@@ -44,7 +46,11 @@ class OurClient(Client):
 
     async def _live(self) -> None:
         through = httpx2.AsyncClient(transport=self._through)
-        transport = resumable(_URL, http_client=through, on_resume=self._came_back)
+        patience = self.plan.get("patience", ReconnectPolicy().give_up_after)
+        transport = resumable(
+            _URL, http_client=through, on_resume=self._came_back,
+            policy=ReconnectPolicy(give_up_after=patience),
+        )  # fmt: skip
         async with transport as (read, self._write):
             self.run(self._begin(transport))
             async for item in read:

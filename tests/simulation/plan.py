@@ -9,9 +9,11 @@ answers), ``thinks`` (seconds until it answers), ``roams`` (each request goes to
 ``user``, and ``steps``:
 
 * ``call``: ``script``, ``seconds`` (that the script takes), ``keyed``, ``background``, ``cut``
-  (when its connection breaks), ``twice`` (when it is sent once more), ``resends`` (instead of
-  resuming), ``bystander``, ``abandons`` (when its client has enough of it), ``gives_up`` (when it
-  says so)
+  (when its connection breaks), ``twice`` (when it is sent once more), ``copy_cut`` (when that one
+  breaks), ``copy_back`` (how much later its client comes back to that), ``resends`` (instead of
+  resuming), ``leaves`` (its client does not come back), ``copies`` (when each round is sent once
+  more), ``round_cut`` (when a round breaks), ``bystander``, ``abandons`` (when its client has
+  enough of it), ``gives_up`` (when it says so)
 * ``pause``: ``seconds``; ``cut``: all of its connections break, ``moves``: to another replica
 * ``subscribe``, ``unsubscribe``: ``uri``; ``take``: the session of the client ``from``
 * ``spy``: look for the tasks of the client ``on``
@@ -19,20 +21,25 @@ answers), ``thinks`` (seconds until it answers), ``roams`` (each request goes to
 Where calls become tasks, the plan has ``tasks_after`` (seconds). Clients of the kind ``tasks`` know
 them. Their calls have ``watches`` (its client listens instead of polling) and ``cancels`` (when).
 
-Clients of the kind ``ours`` leave what follows a loss to `resumable`.
+Clients of the kind ``ours`` leave what follows a loss to `resumable`. ``patience``: its
+``give_up_after``.
 
 A fault: ``kind``, ``at``, ``for`` (seconds), and what it needs:
 
 * ``store``: ``replica`` (-1: all), ``how``; ``store call``: ``replica``, ``how``, ``call``
 * ``aimed``: ``replica``, ``how``, ``method``, ``skips``: one call of that method of the store
+* ``store method``: ``replica``, ``how``, ``method``: all calls of that method of the store
 * ``kill``, ``pause``, ``clock`` (``skew``), ``deaf`` (no messages between replicas): ``replica``
 * ``stop``: ``replica``, ``grace`` (seconds for what runs); it starts again ``for`` seconds later
+* ``reconnects``: ``replica``: no messages either, and who sends them learns that
 * ``slow``, ``still``: ``client``
 * ``child``: the newest process of a command dies; a URL forgets its sessions
 """
 
 import random
 from typing import Any, Final
+
+from tests.simulation.ways import way_of
 
 Json = dict[str, Any]
 
@@ -65,6 +72,10 @@ RARER: Final = 0.1
 """How many are about what clients and servers do seldom. Nor do they."""
 
 
+WAYS: Final = 0.12
+"""How many are about a way in which clients act (`tests.simulation.ways`). Nor do they."""
+
+
 def plan_of(seed: int) -> Json:
     """The plan of a seed. Most are of everything; some look at one matter more closely."""
     tasks = random.Random(f"tasks {seed}")
@@ -82,6 +93,11 @@ def plan_of(seed: int) -> Json:
     stops = random.Random(f"stops {seed}")
     if stops.random() < STOPS:
         return _of_stops(stops, seed)
+    ways = random.Random(f"ways {seed}")
+    if ways.random() < WAYS:
+        disorder = ways.choice((0.0, 0.1, 0.3, 0.5))
+        common = {"seed": seed, "disorder": disorder, "window": 1000, "kept": KEPT}
+        return common | way_of(ways)
     chance = random.Random(f"plan {seed}")
     theme = chance.choices([*THEMES], [*THEMES.values()])[0]
     server = chance.choices(("python", "command", "url"), (5, 3, 2))[0]

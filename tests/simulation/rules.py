@@ -17,6 +17,11 @@ from tests.simulation.history import History, Record
 UNKNOWN: Final = -31012
 UNKNOWN_TASK: Final = -32602
 
+LONG: Final = 15.0
+"""Seconds of faults after which some of what waits for the store may be given up."""
+
+_LOSE_OUTCOMES: Final = ("kill", "stop", "child", "pause", "deaf", "clock")
+
 SOON: Final = 5.0
 """Seconds in which a bystander's call is answered, beside those of its script."""
 
@@ -27,6 +32,14 @@ GRACE: Final = 4.0
 _OF_A_STORE: Final = ("store", "aimed", "redis", "postgres", "file locked", "disk full")
 _LASTS: Final = {"aimed": 8.0}
 """Seconds in which such a fault waits for what it is aimed at."""
+
+
+_AFTER_ADMISSION: Final = ("finish_request", "attach")
+"""Methods of a store that nothing calls until it is known that a call begins, or began before."""
+
+
+def _end_of(fault: Record) -> float:
+    return fault["t"] + fault.get("for", 0.0) + _LASTS.get(fault["kind"], 0.0)
 
 
 class Facts:
@@ -104,10 +117,27 @@ class Facts:
 
     def may_wait_for_its_store(self, said: Record) -> bool:
         """Whether a store failed when that was sent. What waits for it dies with its process."""
+        return any(fault["t"] <= said["t"] <= _end_of(fault) for fault in self._of_a_store())
+
+    def _of_a_store(self) -> list[Record]:
+        return [f for f in self.by["fault"] if f["kind"].startswith(_OF_A_STORE)]
+
+    def may_be_unknown_to(self, refused: Record) -> bool:
+        """Whether the store may have failed before it said that it knows the key of a call."""
         return any(
-            fault["t"] <= said["t"] <= fault["t"] + fault["for"] + _LASTS.get(fault["kind"], 0.0)
-            for fault in self.by["fault"]
-            if fault["kind"].startswith(_OF_A_STORE)
+            fault["t"] <= refused["t"] <= _end_of(fault)
+            for fault in self._of_a_store()
+            if fault.get("method") not in _AFTER_ADMISSION
+        )
+
+    def had_only_faults_of_a_store(self) -> bool:
+        return len(self._of_a_store()) == len(self.by["fault"])
+
+    def runs_at(self, call: str, record: Record) -> bool:
+        """Whether the handler of a call ran at that record."""
+        began = any(r["call"] == call and self.after(r, record) for r in self.by["ran"])
+        return began and not any(
+            ended["call"] == call and self.after(ended, record) for ended in self.by["ended"]
         )
 
     def messages_were_lost_during(self, sent: Record) -> bool:
@@ -151,6 +181,11 @@ def a_call_that_ran_is_never_said_not_to_have_started(facts: Facts) -> Iterator[
         for answer in answers:
             if answer.get("started") is False and facts.runs[call]:
                 yield f"{call} ran, and was said not to have started ({answer['code']})"
+    for refused in facts.by["refused"]:
+        ran = [r for r in facts.by["ran"] if r["call"] == refused["call"]]
+        is_known = ran and facts.after(ran[0], refused) and not facts.may_be_unknown_to(refused)
+        if refused["started"] is False and is_known:
+            yield f"{refused['call']} had run, and its repeat was said not to have started"
 
 
 def a_call_has_one_answer(facts: Facts) -> Iterator[str]:
@@ -161,6 +196,43 @@ def a_call_has_one_answer(facts: Facts) -> Iterator[str]:
             # An answer may be dropped for want of space, or with its process: then it is unknown.
             if {code for result, code in kinds if not result} != {UNKNOWN}:
                 yield f"{call} was answered differently: {sorted(map(str, kinds))}"
+
+
+def an_outcome_is_unknown_only_if_it_may_be_lost(facts: Facts) -> Iterator[str]:
+    """It is known as long as each process lives, there is room for it, and the store comes back."""
+    begins = facts.by["begins"]
+    hurts = [f for f in facts.by["fault"] if f["kind"] in _LOSE_OUTCOMES]
+    away = sum(f.get("for", 0.0) for f in facts.by["fault"] if f["kind"] not in ("slow", "still"))
+    if not begins or not begins[0]["has_room"] or hurts or away >= LONG:
+        return
+    unwanted = {each["call"] for each in (*facts.by["cancels"], *facts.by["task"])}
+    # Its handler used the store itself.
+    used = {each["call"] for each in (*facts.by["edits"], *facts.by["changes"])}
+    used |= {each["call"] for each in facts.by["says"] if each["kind"] == "event"}
+    # A status of a URL says nothing of what became of a call.
+    used |= {each["call"] for each in facts.by["ended"] if each["how"] == "failed"}
+    impatient = {c["client"] for c in facts.by["connects"] if c.get("gives_up")}
+    for call, answers in facts.answers.items():
+        if call in unwanted | used or facts.caller[call] in impatient:
+            continue
+        # A request for another replica is sent once: it may have come.
+        ran = [r for r in facts.by["ran"] if r["call"] == call]
+        if begins[0]["passes_on"] and facts.by["fault"]:
+            if not ran or not all(facts.after(ran[0], fault) for fault in facts.by["fault"]):
+                continue
+        for answer in answers:
+            if answer.get("code") == UNKNOWN:
+                yield f"{call} was answered with an unknown outcome, and nothing was lost: {answer}"
+
+
+def a_round_has_one_answer(facts: Facts) -> Iterator[str]:
+    """A round that is sent again gets what the first one got (ASK7)."""
+    rounds: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for each in facts.by["round"]:
+        rounds[each["call"], each["n"]].add(str(each["answer"]))
+    for (call, number), answers in rounds.items():
+        if len(answers) > 1 and not facts.process_died_during(call):
+            yield f"round {number} of {call} was answered differently: {sorted(answers)}"
 
 
 # --- what arrives ---------------------------------------------------------------------------------
@@ -240,7 +312,9 @@ def a_second_sending_has_the_last_reports(facts: Facts) -> Iterator[str]:
     ended = {record["call"]: record for record in facts.by["ended"]}
     for call, numbers in heard.items():
         sent = [s for s in facts.by["sends"] if s["call"] == call]
-        is_answered = any(answer.get("again") for answer in facts.answers[call])
+        is_answered = any(
+            answer.get("again") and answer.get("whole", True) for answer in facts.answers[call]
+        )
         if not is_answered or call not in ended or facts.messages_were_lost_during(sent[0]):
             continue
         if not sent[-1].get("again"):
@@ -508,14 +582,16 @@ def a_question_is_put_once(facts: Facts) -> Iterator[str]:
     """
     first: dict[str, Record] = {}
     sent = Counter(each["call"] for each in facts.by["sends"])
-    replied: set[tuple[str, str]] = set()
+    replied: dict[tuple[str, str], float] = {}
     for record in facts.records:
         if record["what"] == "replies" and record["accepted"]:
-            replied.add((record["client"], record["question"]))
+            replied.setdefault((record["client"], record["question"]), record["t"])
         elif record["what"] == "asked":
             asked = first.setdefault(record["question"], record)
-            is_again = (record["client"], record["question"]) in replied
-            is_repeated = sent[record["on"]] > 1 and record["id"] == asked["id"]
+            who = record["client"], record["question"]
+            is_again = who in replied
+            is_late = record["t"] > replied.get(who, 0.0) + 1.0 and not facts.by["fault"]
+            is_repeated = sent[record["on"]] > 1 and record["id"] == asked["id"] and not is_late
             if is_again and not is_repeated and not facts.process_died_after(asked):
                 yield f"{record['client']} was asked {record['question']} again after its answer"
 
@@ -587,6 +663,42 @@ def an_open_question_is_put_again(facts: Facts) -> Iterator[str]:
                 yield f"{client} has {session} again, and was not asked {question}"
 
 
+def a_question_of_a_call_is_not_refused(facts: Facts) -> Iterator[str]:
+    """While its call runs, nothing fails, and its client can be asked and answers."""
+    answers = {c["client"] for c in facts.by["connects"] if c.get("answers")}
+    left = {each["call"] for each in (*facts.by["cancels"], *facts.by["lost"])}
+    asks = {each["question"]: each for each in facts.by["asks"]}
+    if facts.by["fault"] or facts.by["takes"]:
+        return
+    for told in facts.by["told"]:
+        call = told["question"].partition("?")[0]
+        is_due = facts.caller.get(call) in answers and call not in left
+        if is_due and "refused" in told and facts.runs_at(call, told):
+            if facts.runs_at(call, asks[told["question"]]):
+                yield f"{told['question']} was refused, and its client could be asked: {told}"
+
+
+def a_question_reaches_who_listens(facts: Facts) -> Iterator[str]:
+    """One that is asked while no call of its session runs reaches a client that has that."""
+    answers = {c["client"] for c in facts.by["connects"] if c.get("answers")}
+    known = {each["question"] for each in (*facts.by["told"], *facts.by["asked"])}
+    listen = {each["client"] for each in facts.by["idle"] if not each.get("stuck")}
+    if facts.by["takes"]:
+        return
+    for asks in facts.by["asks"]:
+        session = facts.session_of.get(asks["call"])
+        is_outside = not any(
+            facts.session_of.get(ran["call"]) == session and facts.runs_at(ran["call"], asks)
+            for ran in facts.by["ran"]
+        )
+        owners = facts.owners.get(session or "", set()) & answers & listen
+        if asks["question"] in known or not is_outside or session in facts.gone:
+            continue
+        is_over = facts.ended_at < asks["t"] + SOON or facts.process_died_during(asks["call"])
+        if owners and not is_over:
+            yield f"{asks['question']} reached nobody of {session} {sorted(owners)}"
+
+
 # --- data -----------------------------------------------------------------------------------------
 
 
@@ -630,6 +742,19 @@ def every_call_is_answered_in_time(facts: Facts) -> Iterator[str]:
             yield f"{sent['call']} of {sent['client']} was not answered within {sent['within']} s"
 
 
+def nobody_waits_in_silence(facts: Facts) -> Iterator[str]:
+    """While a store is away, too, a call whose handler does not run gets some answer."""
+    if not facts.by["begins"] or not facts.had_only_faults_of_a_store():
+        return
+    replicas = facts.by["begins"][0]["replicas"]
+    away = {fault.get("replica", -1) for fault in facts.by["fault"]}
+    for silent in facts.by["silent"]:
+        # The outcome waits where it ran; who asks elsewhere waits, too.
+        is_there = not away or away & {-1, silent["at"] % replicas}
+        if is_there and not facts.runs_at(silent["call"], silent):
+            yield f"{silent['call']} got no word: {silent}"
+
+
 def every_client_comes_to_its_end(facts: Facts) -> Iterator[str]:
     for idle in facts.by["idle"]:
         calls = [call for call, client in facts.caller.items() if client == idle["client"]]
@@ -667,6 +792,8 @@ RULES: Final[tuple[Rule, ...]] = (
     a_call_with_a_result_ran,
     a_call_that_ran_is_never_said_not_to_have_started,
     a_call_has_one_answer,
+    an_outcome_is_unknown_only_if_it_may_be_lost,
+    a_round_has_one_answer,
     a_message_comes_once_and_in_order,
     a_response_that_was_read_whole_has_all_its_messages,
     a_second_sending_has_the_last_reports,
@@ -688,8 +815,11 @@ RULES: Final[tuple[Rule, ...]] = (
     an_answer_reaches_the_handler_that_asked,
     a_handler_that_asks_is_told,
     an_open_question_is_put_again,
+    a_question_of_a_call_is_not_refused,
+    a_question_reaches_who_listens,
     data_is_a_register,
     every_call_is_answered_in_time,
+    nobody_waits_in_silence,
     every_client_comes_to_its_end,
     nobody_waits_for_the_load_of_others,
     no_session_is_forgotten,

@@ -30,6 +30,9 @@ PATIENCE: Final = 150.0
 _AIMS: Final = 8.0
 """Seconds in which a fault waits for the call that it is for."""
 
+_ROOM: Final = 1_000
+"""Events of a session of which none is dropped."""
+
 QUIET: Final = 12.0
 """Seconds in which what is late may still come."""
 
@@ -71,6 +74,11 @@ class Run:
     # --- the run ----------------------------------------------------------------------------------
 
     async def play(self) -> None:
+        count, kept = len(self.replicas), self.plan.get("kept", KEPT)
+        self.history.add(
+            "begins", replicas=count, has_room=kept >= KEPT and self.plan["window"] >= _ROOM,
+            passes_on=count > 1 and self.plan["server"] != "python",
+        )  # fmt: skip
         for replica in self.replicas:
             await replica.start()
         for plan in self.plan["clients"]:
@@ -115,6 +123,11 @@ class Run:
                 faults.at_calls[faults.calls + fault["call"]] = fault["how"]
                 await asyncio.sleep(seconds)
                 faults.at_calls.clear()
+            case "store method":
+                of_methods = replica.store_faults.of_methods
+                of_methods[fault["method"]] = fault["how"]
+                await asyncio.sleep(seconds)
+                of_methods.pop(fault["method"], None)
             case "aimed":
                 await self._aimed(replica, fault)
             case "kill" if replica.chosen is not None:
@@ -141,6 +154,12 @@ class Run:
                 member = replica.member
                 member.cut_off()
                 await asyncio.sleep(seconds)
+                member.mend()
+            case "reconnects" if replica.chosen is not None:
+                member = replica.member
+                member.is_deaf = True
+                await asyncio.sleep(seconds)
+                member.is_deaf = False
                 member.mend()
             case "slow" if client is not None:
                 client.link.delay += 0.4
@@ -182,6 +201,7 @@ class Run:
         for replica in self.replicas:
             replica.store_faults.how = None
             replica.store_faults.at_calls.clear()
+            replica.store_faults.of_methods.clear()
             replica.store_faults.aimed.clear()
             for host in replica.hosts:
                 if host.is_dead or host.is_paused:

@@ -15,6 +15,7 @@ def good() -> History:
     """One call of ``c1`` in its session, with everything that it can cause; ``c2`` next to it."""
     history = History()
     add = history.add
+    add("begins", replicas=2, has_room=True, passes_on=False)
     for client in ("c1", "c2"):
         asks = client == "c1"
         add("connects", client=client, can_be_asked=asks, is_told=True, answers=asks)
@@ -117,6 +118,13 @@ def all_of(*edits: Edit) -> Edit:
     return edit
 
 
+_SENT = {
+    "what": "sends", "client": "c1", "call": "c1.2", "keyed": True, "session": "s1",
+    "survives": True, "logs": True, "within": 60.0,
+}  # fmt: skip
+_UNKNOWN = {"what": "answered", "client": "c1", "call": "c1.2", "result": False, "code": -31012}
+_REFUSED = {"what": "refused", "client": "c1", "call": "c1.2", "started": False}
+_ROUND = {"what": "round", "client": "c1", "call": "c1.1", "n": 1}
 _EVENT = {"call": "c1.1", "kind": "event", "n": 3}
 _SHOWN = {"what": "shown", "client": "c1", "call": "c1.1"}
 _TASK = {"what": "task", "client": "c1", "call": "c1.1"}
@@ -130,6 +138,12 @@ BROKEN: dict[str, Edit] = {
     "a_call_has_one_answer": with_records(
         "heals",
         {"what": "answered", "client": "c1", "call": "c1.1", "result": False, "code": -32000},
+    ),
+    "an_outcome_is_unknown_only_if_it_may_be_lost": with_records(
+        "heals", _SENT, {"what": "ran", "call": "c1.2"}, _UNKNOWN
+    ),
+    "a_round_has_one_answer": with_records(
+        "heals", {**_ROUND, "answer": "complete"}, {**_ROUND, "answer": -31012}
     ),
     "a_message_comes_once_and_in_order": swapped("hears", kind="progress", n=2),
     "a_response_that_was_read_whole_has_all_its_messages": without("hears", kind="progress", n=1),
@@ -196,8 +210,16 @@ BROKEN: dict[str, Edit] = {
         {"what": "asked", "client": "c1", "question": "c1.1?2", "on": "events", "id": "q2"},
         {"what": "owns", "client": "c1", "session": "s1"},
     ),
+    "a_question_of_a_call_is_not_refused": other("told", {"value": None, "refused": "Failed"}),
+    "a_question_reaches_who_listens": all_of(
+        with_records("heals", {"what": "asks", "call": "c1.1", "question": "c1.1?2"}),
+        other("end", {"t": 999.0}),
+    ),
     "data_is_a_register": other("data", {"log": ["c1.1"]}, log=["c1.1", "c1.1"]),
     "every_call_is_answered_in_time": all_of(without("answered"), other("end", {"t": 999.0})),
+    "nobody_waits_in_silence": with_records(
+        "heals", {"what": "silent", "client": "c1", "call": "c1.1", "at": 0}
+    ),
     "every_client_comes_to_its_end": other("idle", {"stuck": True}, client="c2"),
     "nobody_waits_for_the_load_of_others": all_of(
         other("sends", {"bystander": True}), other("answered", {"t": 50.0})
@@ -357,6 +379,52 @@ def test_a_listen_that_was_on_its_way_brings_a_session_back() -> None:
     history.records.insert(at(history, "says", **_EVENT), listens)
     found = {violation.rule for violation in violations(history)}
     assert "who_lost_its_session_hears_nothing_of_it" not in found
+
+
+def test_a_repeat_that_is_said_not_to_have_started_is_found() -> None:
+    """The store knew its key, and only what keeps the outcome failed."""
+    history = good()
+    ran = {"what": "ran", "call": "c1.2"}
+    fault = {"what": "fault", "kind": "store method", "method": "finish_request", "for": 9.0}
+    with_records("heals", _SENT, ran, fault, _REFUSED)(history)
+    assert [v.rule for v in violations(history)] == [
+        "a_call_that_ran_is_never_said_not_to_have_started"
+    ]
+    other("fault", {"method": "admit"})(history)
+    assert violations(history) == []
+
+
+def test_an_outcome_is_lost_with_its_process_or_for_want_of_room() -> None:
+    history = good()
+    ran, killed = {"what": "ran", "call": "c1.2"}, {"what": "fault", "kind": "kill", "replica": 0}
+    with_records("heals", _SENT, ran, killed, _UNKNOWN)(history)
+    assert violations(history) == []
+    without("fault")(history)
+    other("begins", {"has_room": False})(history)
+    assert violations(history) == []
+
+
+def test_who_asks_elsewhere_waits_for_the_store_of_who_ran_it() -> None:
+    history = good()
+    fault = {"what": "fault", "kind": "store", "how": "before", "replica": 0, "for": 60.0}
+    silent = {"what": "silent", "client": "c1", "call": "c1.1", "at": 3}
+    with_records("heals", fault, silent)(history)
+    assert violations(history) == []
+    other("silent", {"at": 2})(history)
+    assert [v.rule for v in violations(history)] == ["nobody_waits_in_silence"]
+
+
+def test_a_question_that_comes_again_long_after_its_answer_is_found() -> None:
+    """Also on the second response of a call: an answer takes the question back from it."""
+    history = good()
+    late = {"client": "c1", "question": "c1.1?1", "on": "c1.1", "id": "q"}
+    sent = {**_SENT, "call": "c1.1", "again": True}
+    with_records("heals", sent, {"what": "asked", **late})(history)
+    asked, replied = history.records[at(history, "heals") - 1], at(history, "replies")
+    asked["t"] = history.records[replied]["t"] + 0.5
+    assert violations(history) == []
+    asked["t"] += 60.0
+    assert [v.rule for v in violations(history)] == ["a_question_is_put_once"]
 
 
 def test_an_unknown_outcome_is_no_second_answer() -> None:
