@@ -231,7 +231,7 @@ def a_round_has_one_answer(facts: Facts) -> Iterator[str]:
     for each in facts.by["round"]:
         rounds[each["call"], each["n"]].add(str(each["answer"]))
     for (call, number), answers in rounds.items():
-        if len(answers) > 1 and not facts.process_died_during(call):
+        if len(answers) > 1 and not facts.process_ended_during(call):
             yield f"round {number} of {call} was answered differently: {sorted(answers)}"
 
 
@@ -694,7 +694,7 @@ def a_question_reaches_who_listens(facts: Facts) -> Iterator[str]:
         owners = facts.owners.get(session or "", set()) & answers & listen
         if asks["question"] in known or not is_outside or session in facts.gone:
             continue
-        is_over = facts.ended_at < asks["t"] + SOON or facts.process_died_during(asks["call"])
+        is_over = facts.ended_at < asks["t"] + SOON or facts.process_ended_during(asks["call"])
         if owners and not is_over:
             yield f"{asks['question']} reached nobody of {session} {sorted(owners)}"
 
