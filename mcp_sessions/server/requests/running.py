@@ -234,6 +234,7 @@ class RunningRequest:
         announced = Announced()
         ANNOUNCED.set(announced)
         request, tasking = self.request, self._call.tasking
+        answered: dict[str, Any] | None = None
         result: dict[str, Any] | None = None
         error: dict[str, Any] | None = None
         away: StoreUnavailable | None = None
@@ -283,9 +284,10 @@ class RunningRequest:
                 logger.error("the session store failed %s: %s", request.method, failed.failed)
                 error = error if self.key is None else wire_error(OutcomeUnknown())
         except StoreUnavailable as failed:
-            # The layer serves this method itself. A key is used up; else it may be asked again.
+            # The layer serves this method itself, or its server did not get it. A key is used up,
+            # and what was answered has begun. Else it may be asked again.
             logger.error("what %s changed may be lost: %s", request.method, failed)
-            away = failed if self.key is None else None
+            away = failed if self.key is None and answered is None else None
             error = store_error(failed) if away is not None else wire_error(OutcomeUnknown())
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise

@@ -166,11 +166,12 @@ class RunningTask:
                         raise UpstreamError(error_body(REQUEST_CANCELLED, "Request cancelled"))
                     case TaskStatus.INPUT_REQUIRED.value if shown.get("inputRequests"):
                         answers = await self._answers(shown)
-                        await ask(method_names.UPDATE_TASK, {**named, "inputResponses": answers})
+                        given = {**named, "inputResponses": answers}
+                        await _surely(ask, method_names.UPDATE_TASK, given)
                     case _:
                         pass
                 await asyncio.sleep(pause_of(shown, self._tasks.policy.poll_interval))
-                shown = await ask(method_names.GET_TASK, named)
+                shown = await _surely(ask, method_names.GET_TASK, named)
         except (asyncio.CancelledError, NotAskable):
             await cancel_there(created, params, ask)
             raise
@@ -357,7 +358,19 @@ async def cancel_there(created: Json, params: Json | None, ask: Ask) -> None:
     named: Json = {"taskId": created["taskId"], "_meta": (params or {}).get("_meta") or {}}
     with suppress(UpstreamError, TimeoutError):
         async with asyncio.timeout(_CANCELLING):
-            await ask(method_names.CANCEL_TASK, named)
+            await _surely(ask, method_names.CANCEL_TASK, named)
+
+
+async def _surely(ask: Ask, method: str, params: Json) -> Json:
+    """Ask a server about a task of its own. If the store is away, it may not be known which process
+    has the server.
+    """
+    while True:
+        try:
+            return await ask(method, params)
+        except StoreUnavailable as failed:
+            logger.warning("a server is asked later about a task of its own: %s", failed)
+            await asyncio.sleep(_AGAIN)
 
 
 def time_of(seconds: float) -> str:
