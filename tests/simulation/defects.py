@@ -24,8 +24,11 @@ from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.server.delivery.questions import RemoteQuestions
 from mcp_sessions.server.delivery.stored_connection import StreamRelay
+from mcp_sessions.server.dispatch.stages.idempotency import KnownKey
 from mcp_sessions.server.requests import running
 from mcp_sessions.server.requests.joining import Joining
+from mcp_sessions.server.requests.open_questions import OpenQuestions
+from mcp_sessions.server.requests.outcome import Outcomes
 from mcp_sessions.server.requests.reports import Reports
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.external import peer, sharing, starts
@@ -34,7 +37,8 @@ from mcp_sessions.server.upstream.external.child_requests import Forgotten
 from mcp_sessions.server.upstream.external.command import StdioWire
 from mcp_sessions.server.upstream.external.server_messages import Notifier
 from mcp_sessions.server.upstream.external.url_requests import Wire, refused
-from mcp_sessions.server.upstream.held_call import HeldCall
+from mcp_sessions.server.upstream.held_call import HeldCall, RepeatedRounds
+from mcp_sessions.server.upstream.port import LISTENS
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions_transports.outbox import LogFeed
 
@@ -263,6 +267,17 @@ def _takes_strangers_for_one(_: Any) -> Any:
     return client_of
 
 
+def _never_may_have_begun(_: Any) -> Any:
+    def may_have_begun(self: Any, call: Any) -> bool:
+        return False
+
+    return may_have_begun
+
+
+def _listens(_: Any) -> Any:
+    return property(lambda self: LISTENS)
+
+
 DEFECTS: Final[dict[str, Defect]] = {
     "a key that runs elsewhere begins anew": Defect(
         "A repeat at another replica ran a second time.",
@@ -369,7 +384,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "resumable sends an answer once": Defect(
         "The store was away as an answer came. It waited for a connection that was not lost.",
-        ((Sender, "_answer_later", _waits_for_nothing),),
+        ((Sender, "_send_again", _waits_for_nothing),),
     ),
     "a takeover is told once": Defect(
         "The store was away as another replica said who has the session. The old client heard it"
@@ -383,6 +398,30 @@ DEFECTS: Final[dict[str, Defect]] = {
     "a cancelled call goes on": Defect(
         "A client cancelled a call. It got an answer, and the handler worked on.",
         ((RunningRequest, "_end", _lets_the_handler_run),),
+    ),
+    "a round that is sent again is unknown": Defect(
+        "A request that brought an answer came twice. The second one got -31012.",
+        ((RepeatedRounds, "copy", _says(None)),),
+    ),
+    "a repeat of what ran is said not to have started": Defect(
+        "The store did not take the outcome of a call. Its repeat was told that it did not start.",
+        ((KnownKey, "may_have_begun", _never_may_have_begun),),
+    ),
+    "an outcome that waits for the store is unknown": Defect(
+        "The store was back, and the outcome waited for its turn. A repeat got -31012.",
+        ((Outcomes, "flush", _says(False)),),
+    ),
+    "messages go to the newest sending, though it was left": Defect(
+        "A call was sent twice. Its client left the second response, and was asked there.",
+        ((RunningRequest, "_find_listener", _does_nothing),),
+    ),
+    "a question stays on a response that was left": Defect(
+        "A question stood on one response of a call. Its client left that, and had the other one.",
+        ((OpenQuestions, "listening_changed", _does_nothing),),
+    ),
+    "a question goes to a call whose client is away": Defect(
+        "A command asked, and its newest call had been left. Another call waited for the answer.",
+        ((RunningRequest, "reach", _listens),),
     ),
     "strangers share a process": Defect(
         "A task that ran on after its answer asked another client, whose answer decided it.",
