@@ -13,7 +13,7 @@ from mcp_sessions import method_names
 from mcp_sessions.background import report
 from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.core.listen_messages import SUBSCRIPTION_ID
-from mcp_sessions.core.messages import RequestId, error_body, wire_error
+from mcp_sessions.core.messages import RequestId, error_body, members_of, wire_error
 from mcp_sessions.core.named import LISTS, NAMED
 from mcp_sessions.core.nearness import own_connection
 from mcp_sessions.core.progress import Progress
@@ -278,6 +278,9 @@ class RunningRequest:
                 result, error, _ = self._after(Outcome(answered, None))
         except UpstreamError as failed:
             error = failed.error
+            if answered is not None and members_of(error.get("data")).get("started") is False:
+                # What was asked next did not start. The call did.
+                error = wire_error(OutcomeUnknown())
             if self._call.stages and self._is_expected:
                 result, error, _ = self._after(Outcome(None, error))
             if isinstance(failed, port.StoreFailedHandler):

@@ -5,8 +5,13 @@ from typing import Any
 
 import pytest
 
+from mcp_sessions.core.messages import error_body
+from mcp_sessions.errors import INTERNAL_ERROR
 from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.server.upstream.external.child_requests import NOT_STARTED
+from mcp_sessions.server.upstream.external.peer import ExternalPeer
+from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.memory.memory_store import MemoryStore
 from tests.server.requests.test_tasks import (
     CAPABILITIES,
@@ -151,3 +156,22 @@ async def test_a_servers_own_task_that_cannot_be_noted_is_cancelled(why: str) ->
         w.clock.advance(121)
         await tasks_of(w).round()
         assert await status_of(w, "own 1" if why == "too many" else "own 0") == "cancelled"
+
+
+async def test_a_servers_own_task_that_cannot_be_asked_for_is_not_one_that_did_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ERR17: its process died, and no other one starts. The tool has run."""
+    served = ExternalPeer.served
+
+    async def refuses(peer: Any, call: Any, method: str, *params: Any) -> Any:
+        if method == "tasks/get":
+            data = {"reason": NOT_STARTED, "started": False}
+            raise UpstreamError(error_body(INTERNAL_ERROR, "no process starts", data))
+        return await served(peer, call, method, *params)
+
+    monkeypatch.setattr(ExternalPeer, "served", refuses)
+    async with servers_own(always={"own task"}) as w:
+        client = client_of(w)
+        task = await client.call("own task").result()
+        assert (await until(client, task, "failed"))["error"]["code"] == -31012
