@@ -11,7 +11,7 @@ from typing import Any
 from mcp_sessions.background import stopped
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.core.story import Why
-from mcp_sessions.errors import Detached, StoreUnavailable
+from mcp_sessions.errors import Detached, StoreRefused, StoreUnavailable
 from mcp_sessions.serve.endpoint import Endpoint
 from mcp_sessions.server.cluster.child_host import ChildHost
 from mcp_sessions.server.cluster.replica import Replica
@@ -166,8 +166,9 @@ class Draining:
                 try:
                     record = await self._store.load(connection.session_id, now=0)
                     sessions.extend(record.client.carried if record is not None else ())
-                except StoreUnavailable:
-                    is_away = True
+                except StoreUnavailable as failed:
+                    # One that cannot be read, perhaps, is no store that is away.
+                    is_away = not isinstance(failed, StoreRefused)
         for session_id in sessions:
             await connection.notify_detached(session_id, Detached.DRAINING, retry_after=spread)
         return is_away

@@ -12,6 +12,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from mcp_sessions import SessionLayer
+from mcp_sessions.errors import StoreRefused
+from mcp_sessions.ids import SessionId
 from tests.support.identities import Verifier, guarded_server
 from tests.support.interposed import Interposed
 from tests.support.modern import BearerCarrier, ModernClient, session_meta
@@ -172,6 +174,29 @@ async def test_many_clients_do_not_delay_the_stop_one_by_one() -> None:
             await stream.done()
             assert stream.messages[-1]["params"]["reason"] == "draining"
         assert took < 5
+
+
+async def test_a_session_that_cannot_be_read_costs_no_other_client_its_notice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another release wrote it, say."""
+    monkeypatch.setattr("mcp_sessions.serve.draining._AT_ONCE", 1)
+    async with world() as w:
+        clients = [await w.connected(capabilities=KNOWS_US) for _ in range(2)]
+        streams = [await client.get().started() for client in clients]
+        for client in clients:
+            await client.start()
+        store, load = w.inside.store, w.inside.store.load
+
+        async def refuses(session_id: SessionId, **more: Any) -> Any:
+            if session_id == clients[0].session_id:
+                raise StoreRefused("another release wrote it")
+            return await load(session_id, **more)
+
+        monkeypatch.setattr(store, "load", refuses)
+        await w.layer.drain(grace=0)
+        await streams[1].done()
+        assert streams[1].messages[-1]["params"]["reason"] == "draining"
 
 
 @pytest.mark.parametrize("era", ["handshake", "modern"])
