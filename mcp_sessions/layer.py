@@ -402,36 +402,40 @@ class SessionLayer:
         )
         parts = self._assembly
         serve_pipe = partial(serve_stdio, parts, parts.lifespan, parts.draining, grace)
-        if transport == "stdio" and port is None and sock is None:
-            asyncio.run(serve_pipe())
-            return
-        certificate = certificate_of(ssl_certfile, ssl_keyfile)
-        listener = sock if sock is not None else listen_on(host, 8000 if port is None else port)
-        if drain_delay is None:
-            is_alone = not parts.bus.is_shared or transport == "stdio"
-            drain_delay = 0 if is_alone else DRAIN_DELAY
-        leaving = Leaving(
-            delay=drain_delay,
-            grace=grace,
-            announce=parts.draining.announce,
-            needs_listener=parts.draining.needs_listener,
-            drain=self.drain,
-        )
-        settings = HttpSettings(
-            limits=connection_limits([self.policy]),
-            health=health,
-            log_level=log_level,
-            access_log=access_log,
-            forwarded_allow_ips=forwarded_allow_ips,
-            certificate=certificate,
-            reloading=Reloading(certificate.reload) if certificate is not None else None,
-        )
-        server = draining_server(app, leaving, on_started, parts.lifespan.open_store, settings)
-        with listener:
-            if transport == "stdio":
-                asyncio.run(serve_pipe((server, listener)))
-            else:
-                server.run(sockets=[listener])
+        try:
+            if transport == "stdio" and port is None and sock is None:
+                asyncio.run(serve_pipe())
+                return
+            certificate = certificate_of(ssl_certfile, ssl_keyfile)
+            listener = sock if sock is not None else listen_on(host, 8000 if port is None else port)
+            if drain_delay is None:
+                is_alone = not parts.bus.is_shared or transport == "stdio"
+                drain_delay = 0 if is_alone else DRAIN_DELAY
+            leaving = Leaving(
+                delay=drain_delay,
+                grace=grace,
+                announce=parts.draining.announce,
+                needs_listener=parts.draining.needs_listener,
+                drain=self.drain,
+            )
+            settings = HttpSettings(
+                limits=connection_limits([self.policy]),
+                health=health,
+                log_level=log_level,
+                access_log=access_log,
+                forwarded_allow_ips=forwarded_allow_ips,
+                certificate=certificate,
+                reloading=Reloading(certificate.reload) if certificate is not None else None,
+            )
+            server = draining_server(app, leaving, on_started, parts.lifespan.open_store, settings)
+            with listener:
+                if transport == "stdio":
+                    asyncio.run(serve_pipe((server, listener)))
+                else:
+                    server.run(sockets=[listener])
+        except StoreUnavailable as failed:
+            # Its text says all. A traceback of ours, of asyncio's and of uvicorn's would hide it.
+            raise failed.with_traceback(None) from None
         if server.interrupted:
             # uvicorn raises the signal again, and a process that was started with SIGINT
             # ignored (a shell's background job) would not notice that.

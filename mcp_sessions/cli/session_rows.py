@@ -323,8 +323,9 @@ def screen(top: Mapping[str, Any]) -> list[str]:
     size = shutil.get_terminal_size()
     ends: Mapping[str, int] = top["endedInTheLastHour"]
     ended = ", ".join(f"{count} {reason}" for reason, count in ends.items()) or "none"
+    plural = "" if top["sessions"] == 1 else "s"
     lines = [
-        f"{top['at']}  {top['sessions']} sessions, {top['attached']} attached",
+        f"{top['at']}  {top['sessions']} session{plural}, {top['attached']} attached",
         f"ended in the last hour: {ended}",
     ]
     rows = [["SESSION", "MODE", "TRANSPORT", "REPLICA", "CLIENT", "PRINCIPAL", "AGE", "IDLE"]]

@@ -151,6 +151,8 @@ def split_target(target: str) -> tuple[str, str | None]:
         hint = "; a server in another language is a command: -- COMMAND [ARG ...]"
     if len(target.split()) > 1:
         hint = f"; write a command after --, without quotes: -- {target.split()[0]} ..."
+    if os.path.isfile(f"{target}.py"):
+        hint = f"; did you mean {target}.py?"
     raise ConfigurationError(f"TARGET must be {SHAPE}, not {target!r}{hint}")
 
 

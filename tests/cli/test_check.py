@@ -84,6 +84,22 @@ def test_one_problem_hides_no_other(capsys: pytest.CaptureFixture[str], tmp_path
         assert lines[name].startswith("WRONG: ")
 
 
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("true", "it ended with status 0: an MCP server runs until its input ends"),
+        ("cat", "it repeats its input: it is no MCP server"),
+    ],
+)
+def test_a_command_that_is_no_mcp_server_is_called_so(
+    command: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A status alone, and an error of our own that came back, said nothing."""
+    status, lines = checked(capsys, "--port", "0", "--", command)
+    assert status == 2
+    assert lines["server"].endswith(f"does not start: {why}")
+
+
 def test_each_server_of_a_file_is_started_and_each_url_is_tried(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

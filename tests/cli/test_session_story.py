@@ -181,6 +181,11 @@ async def test_the_sessions_that_were_used_last_are_watched(
     assert lines[2].split()[:3] == ["SESSION", "MODE", "TRANSPORT"]
     assert "c29" in lines[3] and "c28" in lines[4]
     assert "\x1b" not in "".join(lines)
+    few = tmp_path / "few.db"
+    async with opened(few) as store:
+        await made(store, "alone", principal=ANONYMOUS)
+    assert await run(few, "top") == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("  1 session, 0 attached")
 
     looks, screen = [0], sessions.screen
 

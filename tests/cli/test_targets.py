@@ -103,6 +103,11 @@ def test_what_was_meant_instead_is_said(target: str, hint: str) -> None:
     assert refusal(target).endswith(hint)
 
 
+def test_a_module_without_an_attribute_that_is_a_file_here_is_meant_as_a_file(here: Path) -> None:
+    (here / "notes_server.py").touch()
+    assert refusal("notes_server").endswith("; did you mean notes_server.py?")
+
+
 TWO = "one, two = Server('one'), Server('two')"
 WRAPPED = "mcp = Server('bare')\nlayer = Layer('wrapped')"
 

@@ -15,7 +15,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from mcp_sessions import SessionLayer
-from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from tests.support.apps import DEPRECATED, KINDS, Kind, make_app
 from tests.support.raw import (
     EXTENSION,
@@ -370,3 +370,13 @@ def test_port_0_is_any_free_one_and_none_is_the_default(
     with pytest.raises(OSError, match="enough"):
         SessionLayer(MCPServer[Any]("any")).run("http", port=port)
     assert ports == [asked]
+
+
+@pytest.mark.parametrize("transport", ["http", "stdio"])
+def test_a_store_that_is_away_has_a_short_traceback(transport: Any) -> None:
+    """It had thirty lines of other packages before the one that says what to do."""
+    layer = SessionLayer(MCPServer[Any]("any"), store="redis://127.0.0.1:1")
+    with pytest.raises(StoreUnavailable, match="start it, or correct the URL") as away:
+        layer.run(transport, port=0)
+    assert away.value.__cause__ is None and away.value.__suppress_context__
+    assert [each.name for each in away.traceback][1:] == ["call", "run"]

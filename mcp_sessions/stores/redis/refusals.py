@@ -6,6 +6,7 @@ repeated.
 
 from __future__ import annotations
 
+import socket
 import ssl
 
 from redis.exceptions import RedisError, ResponseError
@@ -127,13 +128,17 @@ def unavailable(
             reason = f"{type(cause).__name__}: {cause.strerror}"
             if isinstance(cause, ConnectionRefusedError):
                 reason += ". Nothing listens there: start it, or correct the URL"
+            elif isinstance(cause, socket.gaierror):
+                reason += ". Correct the host in the URL"
             break
         cause = cause.__cause__ or cause.__context__
     else:
         if connecting and "closed" in str(failed).lower():
-            reason = "it closed a new connection. It may want TLS (rediss://)"
+            reason = (
+                "it closed a new connection. It may want TLS: then the URL begins with rediss://"
+            )
         elif connecting and "SSL" in type(connection).__name__:
-            reason += ". It may speak no TLS (redis://)"
+            reason += ". It may speak no TLS: then the URL begins with redis://"
     return StoreUnavailable(f"Redis{_address_of(connection)} is away: {reason}")
 
 

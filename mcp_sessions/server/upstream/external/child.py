@@ -634,7 +634,10 @@ class Child:
         elif request.method == method_names.PING:
             self._wire.write(result_message(request.id, {}))
         elif not self.result:
-            self.refuse(request.id, INVALID_REQUEST, "initialize was not answered yet")
+            why = "initialize was not answered yet"
+            if request.method == method_names.INITIALIZE:
+                why = "it repeats its input: it is no MCP server"
+            self.refuse(request.id, INVALID_REQUEST, why)
         elif len(self._asked) >= _QUESTIONS or request.id in self._asked:
             self.refuse(request.id, LIMIT_REACHED, "too many open requests, or one with this id")
         else:

@@ -238,6 +238,8 @@ class ChildProcess:
         code = self._process.returncode
         ended = "it did not end" if code is None else f"it ended with status {code}"
         said = self._stderr.last_words
+        if code == 0 and not said:
+            said = "an MCP server runs until its input ends"
         return f"{ended}: {said}" if said else ended
 
     @property
