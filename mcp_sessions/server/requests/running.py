@@ -29,6 +29,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.calls.detached import IN_BACKGROUND
 from mcp_sessions.server.calls.shares import share_of
 from mcp_sessions.server.calls.table import Call, Outcome
@@ -51,6 +52,7 @@ from mcp_sessions.server.upstream.request_state import restored_params, set_apar
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _NOT_OF_TASKS = (method_names.PROGRESS, method_names.LOGGED)
 

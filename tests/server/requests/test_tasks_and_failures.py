@@ -12,6 +12,7 @@ from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.policy import TaskPolicy
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.security import mint_session_id
+from mcp_sessions.seldom import MOST
 from mcp_sessions.stores.memory.memory_store import MemoryStore
 from mcp_sessions.stores.records import Peer
 from tests.server.requests.test_task_listening import agreed, boxes, listen_to, told
@@ -139,6 +140,23 @@ async def test_a_defect_after_the_handler_leaves_no_client_without_an_answer(
         error = await client.call("keeps", session=session, key=key).error()
         assert error["code"] == -31012
         assert w.inside.runner.running == w.inside.runner.calls.opened == 0
+
+
+async def test_a_store_that_is_away_has_few_lines_however_many_calls_fail(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A full disk got a line for each call, and the log was on that disk."""
+
+    class Full(MemoryStore):
+        async def change_state(self, *args: Any, **more: Any) -> Any:
+            raise StoreUnavailable("no space left")
+
+    async with world(store=Full(), box=keeps_state()) as w:
+        client = client_of(w)
+        session = (await client.start())["sessionId"]
+        for _ in range(30):
+            assert (await client.call("keeps", session=session).error())["code"] == -31012
+    assert len([line for line in caplog.messages if "no space left" in line]) == MOST
 
 
 async def test_an_outcome_that_cannot_be_written_is_an_error_of_the_task() -> None:
