@@ -9,13 +9,18 @@ header and the body differ.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from mcp_sessions.core.messages import encode, entries_of, members_of
 from mcp_sessions.core.named import header_value, repeated_name
 from mcp_sessions.core.recent import Recent
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.upstream.sdk.sdk_modern_rules import param_headers
+
+logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _KEY: Final = b'"x-mcp-header"'
 _SCHEMAS: Final = 1_000
@@ -39,6 +44,7 @@ class DeclaredHeaders:
 
     def __init__(self) -> None:
         self._schemas = Recent[str, Mapping[str, Any]](_SCHEMAS)
+        self._is_said = False
 
     def schema_of(self, tool: str) -> Mapping[str, Any] | None:
         return self._schemas.get(tool)
@@ -56,5 +62,11 @@ class DeclaredHeaders:
                 continue
             self._schemas.pop(name, None)
             said = encode(schema)
-            if isinstance(schema, dict) and _KEY in said and len(said) <= _BYTES:
+            if not isinstance(schema, dict) or _KEY not in said:
+                continue
+            if len(said) <= _BYTES:
                 self._schemas.keep(name, cast("dict[str, Any]", schema))
+            elif not self._is_said:
+                self._is_said = True
+                text = "no header repeats arguments of tool %.200r: its schema has over %d bytes"
+                logger.warning(text, name, _BYTES)

@@ -43,6 +43,19 @@ def test_the_name_of_a_request_about_a_task_is_the_task() -> None:
 REGION: dict[str, Any] = {"region": {"type": "string", "x-mcp-header": "Region"}}
 
 
+def test_a_schema_that_is_too_large_for_headers_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A server that wants the header refuses each call of the tool, and nobody learned why."""
+    declared = DeclaredHeaders()
+    schema = {"type": "object", "properties": REGION, "description": "x" * 65_536}
+    for _ in range(3):
+        declared.learn({"tools": [{"name": "large", "inputSchema": schema}]})
+    assert declared.headers_for({"name": "large", "arguments": {"region": "eu"}}) == {}
+    said = "no header repeats arguments of tool 'large': its schema has over 65536 bytes"
+    assert caplog.messages == [said]
+
+
 def routed(modern: ModernServer) -> list[str | None]:
     """What the header of each call said, decoded."""
     return [
