@@ -41,8 +41,12 @@ judges every history:
 * A message reaches only the client that it is for.
 * A question is put once. Its answer reaches the handler that asked.
 * After a takeover the old client hears nothing. Subscriptions continue.
-* A client sees the last version of each resource that it subscribed to.
+* A client sees the last version of each resource that it subscribed to. It hears each change
+  once, and in order.
 * `session.data` loses no edit.
+* The outcome of a call is unknown only if a process died or stood still, or the store failed.
+* The calls of a session go to one process of a command.
+* A client that waits for events learns that the store takes none.
 * Each call is answered in time once the faults end.
 * A task ends once. Only its owner sees it, and it is never unknown to its owner.
 * No session is forgotten, and no work of the layer dies unseen.
@@ -57,7 +61,8 @@ is made as small as possible, and stays as a test.
 
 The faults: the store fails before or after its effect, is slow, or is full. A process is killed,
 paused, or told to stop, or its clock jumps. Replicas do not hear each other. A connection breaks,
-is slow, or stands still. A wrapped server dies.
+is slow, or stands still. A wrapped server dies. Some faults wait for their moment: a question that
+is stored, or one kind of message between replicas.
 
 The last run played {simulation[seeds]:,} seeds. {simulation_found}
 

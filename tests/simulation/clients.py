@@ -15,7 +15,9 @@ from starlette.types import ASGIApp
 from mcp_sessions.core.messages import members_of
 from tests.simulation.history import History
 from tests.simulation.network import HttpLink, Link, SocketLink
+from tests.simulation.programs import TOLD
 from tests.simulation.scheduler import Host
+from tests.simulation.servers import LIST
 from tests.support.board import Board
 from tests.support.modern import EVENT_ID, LOG_LEVEL, ModernClient
 from tests.support.raw import (
@@ -52,6 +54,8 @@ class World(Protocol):
 
     history: History
     clients: "dict[str, Client]"
+    changes_lists: bool
+    """A script changes the list of tools."""
 
     def choose(self, wanted: int) -> Chosen | None:
         """The replica of that number, or the next one that is there."""
@@ -158,6 +162,7 @@ class Client(ABC):
             "connects", can_be_asked=self.plan["asks"], is_told=self.plan["session"],
             answers=self.has_handshake and self.plan["asks"] and not self.plan["silent"],
             gives_up=self.gives_up,
+            stays=not self.plan["roams"] and not any(s.get("moves") for s in self.plan["steps"]),
         )  # fmt: skip
         await asyncio.sleep(self.plan["starts"])
         await self.connect()
@@ -185,6 +190,12 @@ class Client(ABC):
                 await self._subscribe(step["uri"])
             case "unsubscribe" if self.session is not None and not self.is_displaced:
                 await self._unsubscribe(step["uri"])
+            case "tell" if not self.is_displaced:
+                await self._tell(f"{self.name}.{self._count}", step["n"])
+            case "leave":
+                if self.session is not None:
+                    self.note("gone", session=self.world.session_name(self.session))
+                self.leave()
             case "take":
                 await self._take_over(self.world.clients.get(step["from"]))
             case _:
@@ -209,6 +220,20 @@ class Client(ABC):
         message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
         if await self.post_reply(message):
             self.note("cancelled", call=mark)
+
+    async def _tell(self, mark: str, n: int) -> None:
+        """Tell the server something, about the call that was begun last."""
+        self.note("tells", call=mark, n=n)
+        params: Json = {"mark": mark, "n": n, "_meta": in_session(self.session)}
+        if await self.post_reply({"jsonrpc": "2.0", "method": TOLD, "params": params}):
+            self.note("is_told", call=mark, n=n)
+
+    def leave(self) -> None:
+        """Do nothing more."""
+        self.is_over = True
+        for task in [*self._tasks, *self._calls]:
+            task.cancel()
+        self.link.cut()
 
     def _run(self, work: Coroutine[Any, Any, None], kept: set[asyncio.Task[None]]) -> Any:
         task = asyncio.create_task(work, name=self.name)
@@ -343,6 +368,8 @@ class Client(ABC):
             self.note("hears", call=params["mark"], kind="event", n=params["n"], on=on, id=event_id)
         elif method == "notifications/resources/updated":
             self.note("updated", uri=params["uri"], id=event_id)
+        elif method == "notifications/tools/list_changed" and self.world.changes_lists:
+            self.note("updated", uri=LIST, id=event_id)
         elif method.endswith("list_changed"):
             self.note("gap")
         elif method == "notifications/sessions/detached":
@@ -420,13 +447,6 @@ class Client(ABC):
     def cut_at(self, step: Json) -> float | None:
         return now() + step["cut"] if step.get("cut") is not None else None
 
-    def leave(self) -> None:
-        """Do nothing more."""
-        self.is_over = True
-        for task in [*self._tasks, *self._calls]:
-            task.cancel()
-        self.link.cut()
-
 
 class HandshakeHttp(Client):
     """2025-11-25 over HTTP: POSTs, and a GET stream that it comes back to."""
@@ -480,7 +500,6 @@ class HandshakeHttp(Client):
             reply = self.raw.get(self._last)
             if not is_first and self._last is None:
                 self.run(self._have_again(reply))
-            is_first = False
 
             def take(message: Json) -> None:
                 self.hear(message, "events")
@@ -489,6 +508,9 @@ class HandshakeHttp(Client):
                 self._last = event_id
 
             await read_from(reply, take, lambda: False, seen=seen, silence=None)
+            # Who is answered with 503 has its first stream to come (HTL3).
+            is_first = is_first and reply.status == AWAY
+            self.note("breaks", served=reply.status != AWAY)
             if reply.status == 404:
                 self.note("forgotten")
                 return
@@ -658,6 +680,7 @@ class ModernHttp(Client):
                     self.hear(message, "events")
 
             await read_from(reply, take, lambda: False, silence=None)
+            self.note("breaks", served=reply.status != AWAY)
             await asyncio.sleep(AGAIN)
 
     async def call(self, mark: str, step: Json) -> None:
@@ -860,6 +883,16 @@ class Socket(Client):
             if resumed is not None:
                 return resumed
             await asyncio.sleep(AGAIN)
+
+    def detached(self, params: Json) -> None:
+        """See `Client`. A session that nobody else has is resumed (TKO7)."""
+        super().detached(params)
+        if params.get("reason") == "evicted" and self.session and not self.is_displaced:
+            self._has = None
+            self.run(self._have_it_again(self.session))
+
+    async def _have_it_again(self, session: str) -> None:
+        await self.resume(session, self.position)
 
     async def _sent(
         self, peer: SocketLink, method: str, params: Json, number: str | None = None,

@@ -8,11 +8,14 @@ Rules:
 4. A fault lasts for a window of time, for all calls or those of one method, or hits one call: by
    its number since the store was opened, or the next call of one method.
 5. ``kill before`` and ``kill after``: the process dies at that call, before or after its effect.
+   ``pause before`` and ``pause after``: it stands still there.
+6. A fault may be for messages of one kind between replicas: ``of``.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, cast
 
 from mcp_sessions.errors import StoreRefused, StoreUnavailable
@@ -36,15 +39,19 @@ class Aimed:
 
     Args:
         skips: So many calls of it pass before.
+        of: The kind of the message, if it hits that only (`replica_messages`).
     """
 
     method: str
     how: str
     skips: int = 0
+    of: str | None = None
     has_hit: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def hits(self, method: str) -> bool:
+    def hits(self, method: str, message: bytes = b"") -> bool:
         if method != self.method or self.has_hit.is_set():
+            return False
+        if self.of is not None and f'"kind":"{self.of}"'.encode() not in message:
             return False
         self.skips -= 1
         if self.skips >= 0:
@@ -59,9 +66,11 @@ class StoreFaults:
 
     Args:
         kill: Kills its process.
+        pause: Lets it stand still.
     """
 
     kill: Callable[[], None]
+    pause: Callable[[], None] = field(default=lambda: None)
 
     how: str | None = None
     """Of the window that is open now."""
@@ -76,13 +85,17 @@ class StoreFaults:
 
     aimed: list[Aimed] = field(default_factory=list[Aimed])
 
-    async def around(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
+    async def around(
+        self, name: str, work: Callable[[], Awaitable[Any]], message: bytes = b""
+    ) -> Any:
         how = self.at_calls.get(self.calls, self.of_methods.get(name, self.how))
         self.calls += 1
-        how = next((each.how for each in self.aimed if each.hits(name)), how)
+        how = next((each.how for each in self.aimed if each.hits(name, message)), how)
         match how:
             case "kill before":
                 await self._die()
+            case "pause before":
+                await self._stand_still()
             case "before":
                 raise StoreUnavailable("away")
             case "full" if name not in READS:
@@ -94,6 +107,8 @@ class StoreFaults:
         result = await work()
         if how == "kill after":
             await self._die()
+        if how == "pause after":
+            await self._stand_still()
         if how == "after":
             raise StoreUnavailable("the reply was lost")
         if how == "slow":
@@ -106,7 +121,18 @@ class StoreFaults:
         # A dead process takes no further step, but to be cleared up.
         await asyncio.Event().wait()
 
+    async def _stand_still(self) -> None:
+        Host("what pauses").enters(self.pause)
+        # Its next step comes when it goes on.
+        await asyncio.sleep(0)
+
     def over(self, store: Any) -> SessionStore:
-        failing = stepped(store, self.around)
-        failing.exchange = stepped(store.exchange, self.around, ("join", "leave"))
+        failing, exchange = stepped(store, self.around), store.exchange
+        failing.exchange = stepped(exchange, self.around, ("join", "leave"))
+
+        async def send(message: bytes, *, to: str | None = None) -> bool:
+            work = partial(exchange.send, message, to=to)
+            return bool(await self.around("send", work, message))
+
+        failing.exchange.send = send
         return cast("SessionStore", failing)

@@ -12,7 +12,8 @@ Of clients:
 ``connects``    ``client`` begins. ``can_be_asked``: it declared that it answers questions.
                 ``is_told``: it declared that it wants to know who takes its session
                 ``answers``: it answers what it is asked outside of its calls.
-                ``gives_up``: it may say by itself that an outcome is unknown
+                ``gives_up``: it may say by itself that an outcome is unknown.
+                ``stays``: it has one replica, if that lives
 ``owns``        ``client`` was told that it has ``session``. ``session`` is a name of the history's
 ``gone``        ``session`` ended with its connection, or its client cares for it no more
 ``sends``       ``client`` sends ``call``, once more if it was sent before. ``keyed``: under a
@@ -30,6 +31,8 @@ Of clients:
 ``round``       ``client`` has the ``answer`` to round ``n`` of ``call``: its kind, or the code of
                 its error. A round that was sent twice has two
 ``lost``        the connection of ``call`` broke, and nothing promises an answer
+``tells``       ``client`` is about to send a notification of its own, the ``n``th about ``call``
+``is_told``     it was accepted
 ``hears``       ``client`` receives message ``n`` of ``call``, of ``kind`` ``progress``, ``log`` or
                 ``event``. ``on``: the call on whose response it came, else ``events``, or ``again``
                 for a call that was sent twice. ``id``: the event's id, where it has one
@@ -38,7 +41,8 @@ Of clients:
                 that it has it (over HTTP it does)
 ``takes``       ``client`` is about to take ``session``, which ``of`` has. ``was_connected``: that
                 one could be told
-``breaks``      the connection of ``client`` that could be told ends, whoever ended it
+``breaks``      the connection of ``client`` on which events come ends, whoever ended it; or its
+                request for one was refused: ``served`` is false
 ``displaced``   ``client`` is told that its session went elsewhere, for ``reason``
 ``gap``         ``client`` is told that it may have missed events (of all its sessions)
 ``subscribed``  ``client`` was told that ``session`` is subscribed to ``uri``
@@ -61,7 +65,8 @@ Of clients:
 Of the wrapped server:
 
 ==============  ===================================================================================
-``ran``         the handler of ``call`` began
+``ran``         the handler of ``call`` began. ``process``: the number of that process of a command
+``hears_of``    the server has the ``n``th notification of the client about ``call``
 ``says``        message ``n`` of ``call`` of ``kind`` is about to be sent
 ``said``        its sending returned without an error. ``sure``: it names its call, and must arrive
 ``asks``        the handler of ``call`` puts ``question``
@@ -81,6 +86,9 @@ Of the world:
                 no answer for want of space. ``passes_on``: a replica may have a call served by
                 another one
 ``fault``       something goes wrong: ``kind``, ``host``
+``stored``      the store has event ``n`` of ``call``
+``stays``       at the end, ``session`` is attached to a connection of a process that lives, whose
+                client has left long ago
 ``heals``       no fault lasts beyond this line, and every process is there
 ``defect``      the layer itself logged work that died: ``text``
 ``end``         the last line
@@ -90,6 +98,7 @@ A ``bystander`` in ``sends`` marks calls that must not wait for the load of othe
 what they take alone.
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -108,10 +117,23 @@ class History:
     def __init__(self, now: Callable[[], float] | None = None) -> None:
         self.records: list[Record] = []
         self._now = now
+        self._awaited: list[tuple[str, int, asyncio.Event]] = []
+
+    async def comes(self, what: str, nth: int = 1) -> None:
+        """Wait for that record, so many from now."""
+        there = asyncio.Event()
+        self._awaited.append((what, nth, there))
+        await there.wait()
 
     def add(self, what: str, **members: Any) -> None:
         t = round(self._now(), 6) if self._now is not None else float(len(self.records))
         self.records.append({"t": t, "what": what, **members})
+        if self._awaited:
+            self._awaited = [
+                (each, nth - (each == what), there)
+                for each, nth, there in self._awaited
+                if each != what or nth > 1 or there.set()
+            ]
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)

@@ -17,6 +17,7 @@ answers), ``thinks`` (seconds until it answers), ``roams`` (each request goes to
 * ``pause``: ``seconds``; ``cut``: all of its connections break, ``moves``: to another replica
 * ``subscribe``, ``unsubscribe``: ``uri``; ``take``: the session of the client ``from``
 * ``spy``: look for the tasks of the client ``on``
+* ``tell``: send the server notification ``n`` about the newest call; ``leave``: for ever
 
 Where calls become tasks, the plan has ``tasks_after`` (seconds). Clients of the kind ``tasks`` know
 them. Their calls have ``watches`` (its client listens instead of polling) and ``cancels`` (when).
@@ -24,12 +25,15 @@ them. Their calls have ``watches`` (its client listens instead of polling) and `
 Clients of the kind ``ours`` leave what follows a loss to `resumable`. ``patience``: its
 ``give_up_after``.
 
-A fault: ``kind``, ``at``, ``for`` (seconds), and what it needs:
+A fault: ``kind``, ``at``, ``for`` (seconds), and what it needs. ``at`` counts from the ``nth``
+record of the kind ``upon`` in the history, if it has these.
 
 * ``store``: ``replica`` (-1: all), ``how``; ``store call``: ``replica``, ``how``, ``call``
-* ``aimed``: ``replica``, ``how``, ``method``, ``skips``: one call of that method of the store
+* ``aimed``: ``replica``, ``how``, ``method``, ``skips``: one call of that method of the store. Of
+  ``send``, ``of``: one message of that kind
 * ``store method``: ``replica``, ``how``, ``method``: all calls of that method of the store
-* ``kill``, ``pause``, ``clock`` (``skew``), ``deaf`` (no messages between replicas): ``replica``
+* ``kill``, ``pause``, ``clock`` (``skew``), ``deaf`` (no messages between replicas, and
+  ``unnoticed``: it does not know that afterwards): ``replica``
 * ``stop``: ``replica``, ``grace`` (seconds for what runs); it starts again ``for`` seconds later
 * ``reconnects``: ``replica``: no messages either, and who sends them learns that
 * ``slow``, ``still``: ``client``
@@ -39,6 +43,7 @@ A fault: ``kind``, ``at``, ``for`` (seconds), and what it needs:
 import random
 from typing import Any, Final
 
+from tests.simulation.moments import of_a_moment
 from tests.simulation.ways import way_of
 
 Json = dict[str, Any]
@@ -67,6 +72,9 @@ OURS: Final = 0.04
 
 STOPS: Final = 0.06
 """How many are about replicas that are told to stop. Nor do they."""
+
+MOMENTS: Final = 0.1
+"""How many have a fault at a moment (`tests.simulation.moments`). Nor do they."""
 
 RARER: Final = 0.1
 """How many are about what clients and servers do seldom. Nor do they."""
@@ -98,6 +106,9 @@ def plan_of(seed: int) -> Json:
         disorder = ways.choice((0.0, 0.1, 0.3, 0.5))
         common = {"seed": seed, "disorder": disorder, "window": 1000, "kept": KEPT}
         return common | way_of(ways)
+    moments = random.Random(f"moments {seed}")
+    if moments.random() < MOMENTS:
+        return of_a_moment(moments, seed, KEPT)
     chance = random.Random(f"plan {seed}")
     theme = chance.choices([*THEMES], [*THEMES.values()])[0]
     server = chance.choices(("python", "command", "url"), (5, 3, 2))[0]

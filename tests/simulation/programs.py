@@ -18,6 +18,7 @@ import httpx2
 
 from mcp_sessions import HTTPServer, StdioServer
 from mcp_sessions.core.messages import members_of
+from mcp_sessions.external_server import Per
 from mcp_sessions.server.upstream.external import command, url
 from mcp_sessions.server.upstream.external.output import Output
 from tests.simulation.history import History
@@ -29,6 +30,9 @@ Json = dict[str, Any]
 WAY: Final = 0.001
 """Seconds that a message takes between the layer and a server."""
 
+TOLD: Final = "notifications/told"
+"""A notification of a client to the server."""
+
 Say = Callable[[Json, object], None]
 """Sends a message. The second argument is the id of the request that it is about."""
 
@@ -38,10 +42,19 @@ class Program:
 
     Args:
         say: Sends its messages.
+        number: Of the process of a command.
+        is_shared: All sessions of a replica have it.
     """
 
-    def __init__(self, history: History, say: Say) -> None:
-        self.say = say
+    def __init__(
+        self,
+        history: History,
+        say: Say,
+        number: int | None = None,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        self.say, self.number, self.is_shared = say, number, is_shared
         self.subscribed: set[str] = set()
         self.spreads: set[object] = set()
         """Requests whose answers it writes on several lines."""
@@ -66,6 +79,8 @@ class Program:
             running = self._running.get(params.get("requestId"))
             if running is not None:
                 running.cancel()
+        elif method == TOLD:
+            self._history.add("hears_of", call=params["mark"], n=params["n"])
 
     def end(self) -> None:
         """Take no further step."""
@@ -142,11 +157,12 @@ _ERRORS: Final[dict[str, tuple[int, str]]] = {
 class ProgramMeans(Means):
     """Of one call of a program."""
 
-    has_one_session = True
     names_calls = False
 
     def __init__(self, program: Program, request_id: object, token: object) -> None:
         self._program = program
+        self.process = program.number if not program.is_shared else None
+        self.has_one_session = not program.is_shared
         self._request_id = request_id
         self._token = token
 
@@ -184,12 +200,14 @@ class Process:
     untaken = 0
     is_direct = is_full = False
 
-    def __init__(self, history: History, label: Any, host: Host) -> None:
+    def __init__(
+        self, history: History, label: Any, host: Host, number: int, *, is_shared: bool
+    ) -> None:
         self.label = label
         self.output = Output()
         self.host = host
         self._replica = current_host() or Host("whoever started it")
-        self._program = Program(history, self._say)
+        self._program = Program(history, self._say, number, is_shared=is_shared)
         self._input: deque[bytes] = deque()
         self._unread: deque[bytes] = deque()
 
@@ -228,15 +246,19 @@ class Process:
 class Command:
     """A command: each replica starts processes of its own."""
 
+    per: Per = "session"
+
     def __init__(self) -> None:
         self.processes: list[Process] = []
 
     def make(self, history: History, host: Host) -> Made:
-        return Made(StdioServer("true"))
+        return Made(StdioServer("true", per=self.per))
 
     def start(self, history: History, label: Any) -> Process:
         """Start a process for the replica that runs now."""
-        process = Process(history, label, Host("a process"))
+        number = len(self.processes) + 1
+        is_shared = self.per == "shared"
+        process = Process(history, label, Host("a process"), number, is_shared=is_shared)
         self.processes.append(process)
         replica = current_host()
         if replica is not None:
@@ -260,6 +282,12 @@ class Command:
             yield
         finally:
             setattr(command, "Processes", before)  # noqa: B010
+
+
+class SharedCommand(Command):
+    """All sessions of a replica have one process of it."""
+
+    per = "shared"
 
 
 class _Processes:

@@ -52,7 +52,7 @@ class Replica:
         self.app: ASGIApp | None = None
         """None: nobody listens."""
 
-        self.store_faults = StoreFaults(self.kill)
+        self.store_faults = StoreFaults(self.kill, self.pause)
 
     @property
     def host(self) -> Host:
@@ -120,6 +120,17 @@ class Replica:
         self.app = None
         self._member.died_at = asyncio.get_running_loop().time()
         self.host.kill()
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.host.pause()
+        self._member.silent_since = asyncio.get_running_loop().time()
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if not self.host.is_dead:
+            self._member.silent_since = None
+            self.host.resume()
 
     @property
     def member(self) -> Member:

@@ -29,6 +29,12 @@ SOON: Final = 5.0
 GRACE: Final = 4.0
 """Seconds that a call may run when its replica stops, where nobody says another number."""
 
+AT_ONCE: Final = 2.5
+"""Seconds in which an event reaches a client that is connected, if nothing fails."""
+
+PATIENCE: Final = 22.0
+"""Seconds in which the stream ends on which an event waits for the store."""
+
 _OF_A_STORE: Final = ("store", "aimed", "redis", "postgres", "file locked", "disk full")
 _LASTS: Final = {"aimed": 8.0}
 """Seconds in which such a fault waits for what it is aimed at."""
@@ -235,6 +241,44 @@ def a_round_has_one_answer(facts: Facts) -> Iterator[str]:
             yield f"round {number} of {call} was answered differently: {sorted(answers)}"
 
 
+_OF_THE_WAY: Final = ("deaf", "slow", "still")
+
+
+def _ends_at(fault: Record) -> float:
+    return fault["t"] + fault.get("for", 0.0) + _LASTS.get(fault["kind"], 0.0)
+
+
+def a_session_has_one_process(facts: Facts) -> Iterator[str]:
+    """Of a command: once a newer one has a call of the session, no older one gets any."""
+    newest: dict[str, int] = {}
+    for ran in facts.by["ran"]:
+        session, process = facts.session_of.get(ran["call"]), ran.get("process")
+        if session is None or process is None:
+            continue
+        if process < newest.get(session, 0):
+            yield f"{ran['call']} of {session} ran in process {process} after {newest[session]}"
+        newest[session] = max(process, newest.get(session, 0))
+
+
+def a_notification_reaches_the_server(facts: Facts) -> Iterator[str]:
+    """Once, if the layer accepted it while a call of its client ran."""
+    heard = Counter((h["call"], h["n"]) for h in facts.by["hears_of"])
+    ran = {record["call"]: record for record in facts.by["ran"]}
+    ended = {record["call"]: record for record in facts.by["ended"]}
+    accepted = {(told["call"], told["n"]): told for told in facts.by["is_told"]}
+    for tells in facts.by["tells"]:
+        call, name = tells["call"], (tells["call"], tells["n"])
+        if heard[name] > 1:
+            yield f"the server heard {name} {heard[name]} times"
+        told = accepted.get(name)
+        if told is None or heard[name] or call not in ran or not facts.after(ran[call], tells):
+            continue
+        runs_on = call not in ended or ended[call]["t"] > told["t"] + SOON
+        stood_still = any(fault["kind"] == "pause" for fault in facts.by["fault"])
+        if runs_on and not stood_still and not facts.process_ended_during(call):
+            yield f"{name} was accepted, and the server never heard it"
+
+
 # --- what arrives ---------------------------------------------------------------------------------
 
 
@@ -334,15 +378,18 @@ def a_second_sending_has_the_last_reports(facts: Facts) -> Iterator[str]:
 def an_event_reaches_its_session(facts: Facts) -> Iterator[str]:
     """Or its client is told of a gap."""
     heard = {(h["call"], h["n"]): h for h in facts.by["hears"] if h["kind"] == "event"}
-    for said in facts.by["said"]:
-        is_due = said["kind"] == "event" and said.get("sure", True)
+    # A process may die between the two.
+    for said in (*facts.by["said"], *facts.by["stored"]):
+        is_stored = said["what"] == "stored"
+        is_due = is_stored or (said["kind"] == "event" and said.get("sure", True))
         if not is_due or (said["call"], said["n"]) in heard:
             continue
         session = facts.session_of.get(said["call"])
         owners = facts.owners.get(session or "", set())
         if not owners or session in facts.gone:
             continue
-        if facts.may_wait_for_its_store(said) and facts.process_died_after(said):
+        is_lost = facts.may_wait_for_its_store(said) and facts.process_died_after(said)
+        if is_lost and not is_stored:
             continue
         if any(_is_excused(facts, said, owner) for owner in owners):
             continue
@@ -355,6 +402,71 @@ def _is_excused(facts: Facts, said: Record, client: str) -> bool:
         return True
     idle = [each for each in facts.by["idle"] if each["client"] == client]
     return not idle or idle[-1].get("stuck", False)
+
+
+def an_event_comes_soon(facts: Facts) -> Iterator[str]:
+    """If its client was connected, and its replica heard the others, or hears them again. What
+    else went wrong is found out every few seconds.
+    """
+    faults = facts.by["fault"]
+    if any(fault["kind"] != "deaf" or fault.get("unnoticed") for fault in faults):
+        return
+    said = {(s["call"], s["n"]): s["t"] for s in facts.by["said"] if s["kind"] == "event"}
+    news = [
+        (each["client"], each["t"])
+        for what in ("breaks", "owns", "listens", "takes", "displaced")
+        for each in facts.by[what]
+    ]
+    for hears in facts.by["hears"]:
+        client, since = hears["client"], hears["t"] - AT_ONCE
+        sent = said.get((hears["call"], hears["n"])) if hears["kind"] == "event" else None
+        if sent is None or sent > since or any(_ends_at(fault) > since for fault in faults):
+            continue
+        if not any(name == client and t >= since for name, t in news):
+            yield f"{client} heard an event of {sent} at {hears['t']}: {hears}"
+
+
+def who_was_refused_its_stream_missed_nothing(facts: Facts) -> Iterator[str]:
+    """A client whose first streams were refused has its first one to come at that replica (HTL3).
+    It is told of no gap, if few messages were for it until then.
+    """
+    died = any(fault["kind"] == "kill" for fault in facts.by["fault"])
+    stays = {each["client"] for each in facts.by["connects"] if each.get("stays")}
+    said = Counter(facts.caller.get(each["call"]) for each in facts.by["said"])
+    told = set[str]()
+    for gap in facts.by["gap"]:
+        client = gap["client"]
+        before = [b for b in facts.by["breaks"] if b["client"] == client and facts.after(b, gap)]
+        refused = client in stays and before and not any(b.get("served", True) for b in before)
+        if refused and client not in told and not died and said[client] <= _FEW:
+            told.add(client)
+            yield f"{client} had no stream yet, and was told of a gap"
+
+
+_FEW: Final = 3
+
+
+def who_waits_for_events_learns_why(facts: Facts) -> Iterator[str]:
+    """A stream on which nothing comes, as the store takes no events, ends."""
+    faults = facts.by["fault"]
+    if not faults or any(not fault["kind"].startswith(_OF_A_STORE) for fault in faults):
+        return
+    said = {(s["call"], s["n"]): s for s in facts.by["said"] if s["kind"] == "event"}
+    news = (*facts.by["breaks"], *facts.by["displaced"], *facts.by["gap"])
+    for hears in facts.by["hears"]:
+        sent = said.get((hears["call"], hears["n"])) if hears["kind"] == "event" else None
+        if sent is None or hears["t"] <= sent["t"] + PATIENCE:
+            continue
+        until = sent["t"] + PATIENCE
+        mine = [each["t"] for each in news if each["client"] == hears["client"]]
+        if not any(sent["t"] <= t <= until for t in mine):
+            yield f"{hears['client']} waited from {sent['t']} to {hears['t']} for {hears}"
+
+
+def no_session_stays_attached(facts: Facts) -> Iterator[str]:
+    """To a connection that has ended."""
+    for stays in facts.by["stays"]:
+        yield f"{stays['session']} is attached to a connection that has ended"
 
 
 def event_ids_rise(facts: Facts) -> Iterator[str]:
@@ -419,6 +531,45 @@ def the_last_change_is_seen(facts: Facts) -> Iterator[str]:
             )
             if not hears and not any(_is_excused(facts, change, owner) for owner in owners):
                 yield f"{sorted(owners)} of {session} never heard of the last change of {uri}"
+
+
+def a_change_is_heard_once(facts: Facts) -> Iterator[str]:
+    """By each client. Who changes something else again may have said it again."""
+    if any(each.get("own") for each in facts.by["changed"]) or facts.by["takes"]:
+        return
+    if any(fault["kind"] in ("kill", "child") for fault in facts.by["fault"]):
+        return
+    changes = Counter(each["uri"] for each in facts.by["changes"])
+    heard: dict[tuple[str, str], list[str | None]] = defaultdict(list)
+    for updated in facts.by["updated"]:
+        ids = heard[updated["client"], updated["uri"]]
+        if updated["id"] is None or updated["id"] not in ids:
+            ids.append(updated["id"])
+    for (client, uri), ids in heard.items():
+        if len(ids) > changes[uri]:
+            yield f"{client} heard of {changes[uri]} changes of {uri} as {len(ids)}: {ids}"
+
+
+def changes_come_in_order(facts: Facts) -> Iterator[str]:
+    """Those that one call announced, if each is of something else. After failures for some time,
+    others are sent first.
+    """
+    failed = [f for f in facts.by["fault"] if f["kind"] not in _OF_THE_WAY]
+    if any(f["kind"] != "aimed" or f["how"] not in ("before", "after") for f in failed):
+        return
+    times = Counter(each["uri"] for each in facts.by["changes"])
+    announced: dict[str, list[str]] = defaultdict(list)
+    for changes in facts.by["changes"]:
+        if times[changes["uri"]] == 1:
+            announced[changes["call"]].append(changes["uri"])
+    heard: dict[str, list[str]] = defaultdict(list)
+    for updated in facts.by["updated"]:
+        heard[updated["client"]].append(updated["uri"])
+    for client, uris in heard.items():
+        for order in announced.values():
+            mine = [uri for uri in dict.fromkeys(uris) if uri in order]
+            if mine != sorted(mine, key=order.index):
+                yield f"{client} heard of changes as {mine}, and they were {order}"
 
 
 def a_call_outlives_its_connection(facts: Facts) -> Iterator[str]:
@@ -794,6 +945,8 @@ RULES: Final[tuple[Rule, ...]] = (
     a_call_has_one_answer,
     an_outcome_is_unknown_only_if_it_may_be_lost,
     a_round_has_one_answer,
+    a_session_has_one_process,
+    a_notification_reaches_the_server,
     a_message_comes_once_and_in_order,
     a_response_that_was_read_whole_has_all_its_messages,
     a_second_sending_has_the_last_reports,
@@ -805,8 +958,14 @@ RULES: Final[tuple[Rule, ...]] = (
     a_completed_task_is_done,
     nobody_sees_the_task_of_another,
     an_event_reaches_its_session,
+    an_event_comes_soon,
+    who_was_refused_its_stream_missed_nothing,
+    who_waits_for_events_learns_why,
+    no_session_stays_attached,
     event_ids_rise,
     the_last_change_is_seen,
+    a_change_is_heard_once,
+    changes_come_in_order,
     a_message_reaches_only_its_client,
     who_lost_its_session_hears_nothing_of_it,
     who_loses_its_session_is_told,

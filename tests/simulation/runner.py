@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import logging
 import random
 from collections.abc import Generator
@@ -9,13 +10,14 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, cast
 
 from mcp_sessions import SessionPolicy, TaskPolicy
+from mcp_sessions.ids import EVENTS, SessionId, process_of
 from tests.simulation.chance import decided_by
 from tests.simulation.clients import KINDS, Chosen, Client
 from tests.simulation.faults import Aimed, StoreFaults
 from tests.simulation.history import History
 from tests.simulation.our_client import OurClient, decided_by_the_loop
 from tests.simulation.plan import KEPT
-from tests.simulation.programs import Command, Url
+from tests.simulation.programs import Command, SharedCommand, Url
 from tests.simulation.replicas import Replica
 from tests.simulation.scheduler import SimulationLoop
 from tests.simulation.servers import Failed, InPython, Wrapped
@@ -33,12 +35,17 @@ _AIMS: Final = 8.0
 _ROOM: Final = 1_000
 """Events of a session of which none is dropped."""
 
+_COMES: Final = 20.0
+"""Seconds in which a fault waits for its moment."""
+
 QUIET: Final = 12.0
 """Seconds in which what is late may still come."""
 
 CLIENTS: Final[dict[str, type[Client]]] = {**KINDS, "tasks": TaskHost, "ours": OurClient}
 
-SERVERS: Final[dict[str, type[Wrapped]]] = {"python": InPython, "command": Command, "url": Url}
+SERVERS: Final[dict[str, type[Wrapped]]] = {
+    "python": InPython, "command": Command, "shared command": SharedCommand, "url": Url,
+}  # fmt: skip
 
 
 class Run:
@@ -48,7 +55,10 @@ class Run:
         self.plan = plan
         self.history = history
         self.clients: dict[str, Client] = {}
+        steps = [step for client in plan["clients"] for step in client["steps"]]
+        self.changes_lists = any("list" in step.get("script", ()) for step in steps)
         self.backplane = Backplane(plan["seed"])
+        self._notes_what_is_stored()
         policy = SessionPolicy(max_events=plan["window"], request_key_bytes=plan.get("kept", KEPT))
         after: float | None = plan.get("tasks_after")
         tasks = TaskPolicy(after=after) if after is not None else None
@@ -58,6 +68,22 @@ class Run:
             for number in range(plan["replicas"])
         ]
         self._names: dict[str, str] = {}
+
+    def _notes_what_is_stored(self) -> None:
+        memory, stored = self.backplane.memory, set[str]()
+        append = memory.append
+
+        async def noted(session_id: Any, draft: Any, **options: Any) -> Any:
+            appended = await append(session_id, draft, **options)
+            if appended is not None and b"notifications/x" in appended.event.payload:
+                params = json.loads(appended.event.payload)["params"]
+                event_id = appended.event.event_id
+                if options.get("stream", EVENTS) == EVENTS and event_id not in stored:
+                    stored.add(event_id)
+                    self.history.add("stored", call=params["mark"], n=params["n"], id=event_id)
+            return appended
+
+        setattr(memory, "append", noted)  # noqa: B010
 
     # --- what clients know ------------------------------------------------------------------------
 
@@ -93,6 +119,7 @@ class Run:
         for client in self.clients.values():
             client.note("idle", stuck=bool([t for t in playing if t in stuck]))
         await asyncio.sleep(QUIET)
+        await self._look_for_what_stays()
         self.history.add("end")
         for task in [*faults, *playing]:
             if task.done() and not task.cancelled() and task.exception() is not None:
@@ -101,7 +128,24 @@ class Run:
             if client.failed:
                 raise client.failed[0]
 
+    async def _look_for_what_stays(self) -> None:
+        """Who has left lost its connections, and their processes noticed."""
+        if not all(client.is_over for client in self.clients.values()):
+            return
+        living = [each.member.process for each in self.replicas if each.chosen is not None]
+        for session_id in self._names:
+            record = await self.backplane.memory.load(SessionId(session_id), now=0)
+            has = record.attachment if record is not None else None
+            if has is not None and process_of(has.connection_id) in living:
+                self.history.add("stays", session=self._names[session_id])
+
     async def _fault(self, fault: Json) -> None:
+        if "upon" in fault:
+            try:
+                async with asyncio.timeout(_COMES):
+                    await self.history.comes(fault["upon"], fault["nth"])
+            except TimeoutError:
+                return
         await asyncio.sleep(fault["at"])
         if fault["kind"] != "kill":
             # A replica notes its own death.
@@ -109,7 +153,6 @@ class Run:
         number: int = fault.get("replica", 0)
         chosen = self.replicas if number == -1 else [self.replicas[number]]
         replica, seconds = chosen[0], fault["for"]
-        loop = asyncio.get_running_loop()
         client = self.clients.get(fault.get("client", ""))
         match fault["kind"]:
             case "store":
@@ -139,13 +182,9 @@ class Run:
                     await asyncio.sleep(seconds)
                     await replica.start()
             case "pause" if replica.chosen is not None:
-                host = replica.host
-                host.pause()
-                replica.member.silent_since = loop.time()
+                replica.pause()
                 await asyncio.sleep(seconds)
-                if not host.is_dead:
-                    replica.member.silent_since = None
-                    host.resume()
+                replica.resume()
             case "clock":
                 replica.skew = fault["skew"]
                 await asyncio.sleep(seconds)
@@ -154,7 +193,10 @@ class Run:
                 member = replica.member
                 member.cut_off()
                 await asyncio.sleep(seconds)
-                member.mend()
+                if fault.get("unnoticed"):
+                    member.is_cut_off = False
+                else:
+                    member.mend()
             case "reconnects" if replica.chosen is not None:
                 member = replica.member
                 member.is_deaf = True
@@ -175,13 +217,18 @@ class Run:
                 pass
 
     async def _aimed(self, replica: Replica, fault: Json) -> None:
-        aimed = Aimed(fault["method"], fault["how"], fault["skips"])
+        aimed = Aimed(fault["method"], fault["how"], fault["skips"], fault.get("of"))
         replica.store_faults.aimed.append(aimed)
         with suppress(TimeoutError):
             async with asyncio.timeout(_AIMS):
                 await aimed.has_hit.wait()
         replica.store_faults.aimed.remove(aimed)
-        if not aimed.how.startswith("kill") or not aimed.has_hit.is_set():
+        if not aimed.has_hit.is_set():
+            return
+        if aimed.how.startswith("pause"):
+            await asyncio.sleep(fault["for"])
+            replica.resume()
+        if not aimed.how.startswith("kill"):
             return
         for _ in range(100):
             if replica.chosen is None:

@@ -9,6 +9,7 @@ A *script* is a list of steps:
 ``ask``                a question to the client; the call waits for its answer
 ``data``               add the mark of the call to the list in ``data`` (a server in Python)
 ``change:URI``         that resource changes
+``list``               the list of tools changes (a server in Python)
 ``later:SECONDS:STEP`` a task of its own takes that step so much later, and nobody waits for it
 ``fail``               the call ends with an error; in a task: the task dies
 ``invalid``            the call ends with an error whose text says that its result is invalid
@@ -42,6 +43,9 @@ Ctx = ServerRequestContext[Any, Any]
 
 SCHEMA: Final[Any] = {"type": "object", "properties": {"answer": {"type": "string"}}}
 
+LIST: Final = "tools"
+"""Stands for the list of tools where a URI stands else."""
+
 _TRIES: Final = 8
 """How often an edit of ``data`` is repeated after a conflict."""
 
@@ -52,6 +56,9 @@ class Failed(Exception):
 
 class Means(ABC):
     """What a handler can do for one call."""
+
+    process: int | None = None
+    """The number of the process of a command."""
 
     has_one_session = False
     """What it announces concerns the session of its call alone."""
@@ -69,6 +76,10 @@ class Means(ABC):
     async def change(self, uri: str) -> bool:
         """Whether the layer keeps the change, and sends it later."""
         ...
+
+    async def change_list(self) -> bool:
+        """The same for the list of tools."""
+        raise AssertionError("no list changes here")
 
     async def edit_data(self, mark: str) -> list[str] | None:
         """Add to the list in ``data``; the list, or None: there is none here."""
@@ -101,7 +112,8 @@ class Work:
         Raises:
             Failed: The script says so.
         """
-        self._history.add("ran", call=self._mark)
+        number = self._means.process
+        self._history.add("ran", call=self._mark, **({"process": number} if number else {}))
         how = "failed"
         try:
             for step in script:
@@ -141,11 +153,12 @@ class Work:
                 history.add("edits", call=mark)
                 log = await means.edit_data(mark)
                 history.add("data", call=mark, log=log)
-            case "change":
-                history.add("changes", call=mark, uri=rest)
-                is_kept = await means.change(rest)
+            case "change" | "list":
+                uri = rest or LIST
+                history.add("changes", call=mark, uri=uri)
+                is_kept = await (means.change(uri) if rest else means.change_list())
                 own = means.has_one_session
-                history.add("changed", call=mark, uri=rest, own=own, kept=is_kept)
+                history.add("changed", call=mark, uri=uri, own=own, kept=is_kept)
             case "noise" | "spread":
                 means.prints(what)
             case "later":
@@ -195,6 +208,13 @@ class PythonMeans(Means):
     async def change(self, uri: str) -> bool:
         try:
             await self._layer[0].notify_resource_updated(uri)
+        except StoreUnavailable:
+            return True
+        return False
+
+    async def change_list(self) -> bool:
+        try:
+            await self._layer[0].notify_tools_changed()
         except StoreUnavailable:
             return True
         return False

@@ -123,7 +123,9 @@ class TaskHost(ModernHttp):
     async def _cancels(self, mark: str, task_id: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
         self.note("cancels", call=mark)
-        await self.until_asked("tasks/cancel", {"taskId": task_id})
+        answer = await self.until_asked("tasks/cancel", {"taskId": task_id})
+        if "result" in answer:
+            self.note("cancelled", call=mark)
 
     def _ended(self, mark: str, shown: Json) -> None:
         if shown["status"] == "completed":

@@ -127,6 +127,7 @@ _REFUSED = {"what": "refused", "client": "c1", "call": "c1.2", "started": False}
 _ROUND = {"what": "round", "client": "c1", "call": "c1.1", "n": 1}
 _EVENT = {"call": "c1.1", "kind": "event", "n": 3}
 _SHOWN = {"what": "shown", "client": "c1", "call": "c1.1"}
+_LATE = other("hears", {"t": 90.0}, kind="event", n=2)
 _TASK = {"what": "task", "client": "c1", "call": "c1.1"}
 
 BROKEN: dict[str, Edit] = {
@@ -145,12 +146,24 @@ BROKEN: dict[str, Edit] = {
     "a_round_has_one_answer": with_records(
         "heals", {**_ROUND, "answer": "complete"}, {**_ROUND, "answer": -31012}
     ),
+    "a_session_has_one_process": all_of(
+        other("ran", {"process": 2}),
+        with_records(
+            "heals", _SENT,
+            {"what": "ran", "call": "c1.2", "process": 1},
+            {"what": "lost", "client": "c1", "call": "c1.2"},
+        ),
+    ),
+    "a_notification_reaches_the_server": all_of(
+        with_records("told", {"what": "tells", "client": "c1", "call": "c1.1", "n": 1}),
+        with_records("told", {"what": "is_told", "client": "c1", "call": "c1.1", "n": 1}),
+        other("ended", {"t": 99.0}),
+    ),
     "a_message_comes_once_and_in_order": swapped("hears", kind="progress", n=2),
     "a_response_that_was_read_whole_has_all_its_messages": without("hears", kind="progress", n=1),
     "a_second_sending_has_the_last_reports": with_records(
         "heals",
-        {"what": "sends", "client": "c1", "call": "c1.1", "keyed": True, "session": "s1",
-         "survives": True, "logs": True, "within": 60.0, "again": True},
+        {**_SENT, "call": "c1.1", "again": True},
         {"what": "hears", "client": "c1", "call": "c1.1", "kind": "progress", "n": 1,
          "on": "again"},
         {"what": "answered", "client": "c1", "call": "c1.1", "result": True, "again": True},
@@ -170,6 +183,26 @@ BROKEN: dict[str, Edit] = {
         {"what": "spied", "client": "c2", "call": "c1.1", "method": "tasks/get", "code": None},
     ),
     "an_event_reaches_its_session": without("hears", kind="event", n=1),
+    "an_event_comes_soon": _LATE,
+    "who_was_refused_its_stream_missed_nothing": all_of(
+        other("connects", {"stays": True}, client="c2"),
+        with_records("heals", {"what": "breaks", "client": "c2", "served": False}),
+        with_records("heals", {"what": "gap", "client": "c2"}),
+    ),
+    "who_waits_for_events_learns_why": all_of(
+        _LATE, with_records("says", {"what": "fault", "kind": "store", "how": "full", "for": 50.0})
+    ),
+    "no_session_stays_attached": with_records("end", {"what": "stays", "session": "s1"}),
+    "a_change_is_heard_once": with_records(
+        "asks", {"what": "updated", "client": "c1", "uri": "note:1", "id": "e-004"}
+    ),
+    "changes_come_in_order": with_records(
+        "asks",
+        *({"what": what, "call": "c1.1", "uri": uri}
+          for uri in ("note:2", "note:3") for what in ("changes", "changed")),
+        {"what": "updated", "client": "c1", "uri": "note:3", "id": "e-004"},
+        {"what": "updated", "client": "c1", "uri": "note:2", "id": "e-005"},
+    ),
     "event_ids_rise": other("updated", {"id": "e-001"}),
     "the_last_change_is_seen": without("updated"),
     "a_message_reaches_only_its_client": with_records(
@@ -375,7 +408,7 @@ def test_a_request_that_was_on_its_way_brings_a_session_back() -> None:
 def test_a_listen_that_was_on_its_way_brings_a_session_back() -> None:
     history = good()
     BROKEN["who_lost_its_session_hears_nothing_of_it"](history)
-    listens = {"what": "listens", "client": "c1", "session": "s1", "uris": ["note:1"]}
+    listens = {"t": 0.0, "what": "listens", "client": "c1", "session": "s1", "uris": ["note:1"]}
     history.records.insert(at(history, "says", **_EVENT), listens)
     found = {violation.rule for violation in violations(history)}
     assert "who_lost_its_session_hears_nothing_of_it" not in found

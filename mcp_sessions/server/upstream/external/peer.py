@@ -295,15 +295,17 @@ class ExternalPeer:
             subscribers.add(who, [uri])
         result: dict[str, Any] = {}
         try:
-            if child.has_subscriptions and (subscribes or not subscribers.get(uri, set()) - {who}):
-                result = await slot.request(call, None, method, params, check)
+            async with slot.turn(uri):
+                is_last = not subscribers.get(uri, set()) - {who}
+                if child.has_subscriptions and (subscribes or is_last):
+                    result = await slot.request(call, None, method, params, check)
+                # Its session may have begun during the wait.
+                change = subscribers.add if subscribes else subscribers.remove
+                change(self._who(call), [uri])
         except BaseException:
             if is_new:
                 subscribers.remove(self._who(call), [uri])
             raise
-        # Its session may have begun during the wait.
-        change = subscribers.add if subscribes else subscribers.remove
-        change(self._who(call), [uri])
         return result
 
     async def _listen(
