@@ -294,18 +294,21 @@ class ExternalPeer:
             # Another client may unsubscribe during the wait, and must not unsubscribe the child.
             subscribers.add(who, [uri])
         result: dict[str, Any] = {}
+        others = subscribers.get(uri, set()) - {who}
         try:
-            async with slot.turn(uri):
-                is_last = not subscribers.get(uri, set()) - {who}
-                if child.has_subscriptions and (subscribes or is_last):
-                    result = await slot.request(call, None, method, params, check)
-                # Its session may have begun during the wait.
-                change = subscribers.add if subscribes else subscribers.remove
-                change(self._who(call), [uri])
+            if child.has_subscriptions and (subscribes or not others):
+                result = await slot.request(call, None, method, params, check)
         except BaseException:
             if is_new:
                 subscribers.remove(self._who(call), [uri])
             raise
+        # Its session may have begun during the wait.
+        change = subscribers.add if subscribes else subscribers.remove
+        change(self._who(call), [uri])
+        if not subscribes and uri in subscribers and not others:
+            # Another client subscribed during the wait, and the child may have taken that first.
+            child.subscribed.discard(uri)
+            await slot.settle([uri], call.principal)
         return result
 
     async def _listen(

@@ -7,16 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Collection,
-    Hashable,
-    Iterable,
-    Mapping,
-)
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -428,24 +419,9 @@ class Slot:
                 return
             await self._settle(uri, until)
 
-    @asynccontextmanager
-    async def turn(self, uri: str) -> AsyncGenerator[None]:
-        """Hold the turn of a resource: the child answers one subscription before it gets the next.
-        If it does not answer, others wait for :data:`ANSWERING` seconds at most.
-        """
-        lock = self.turns.setdefault(uri, asyncio.Lock())
-        has_turn = False
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ANSWERING):
-                    has_turn = await lock.acquire()
-            yield
-        finally:
-            if has_turn:
-                lock.release()
-
     async def _settle(self, uri: str, until: float) -> None:
-        async with self.turn(uri):
+        turn = self.turns.setdefault(uri, asyncio.Lock())
+        async with turn:
             is_wanted, child = uri in self.subscribers, self.living
             if child is None or not child.has_subscriptions:
                 return
