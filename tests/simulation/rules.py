@@ -20,6 +20,7 @@ UNKNOWN_TASK: Final = -32602
 LONG: Final = 15.0
 """Seconds of faults after which some of what waits for the store may be given up."""
 
+_OF_A_PROCESS: Final = ("kill", "stop", "child", "pause")
 _LOSE_OUTCOMES: Final = ("kill", "stop", "child", "pause", "deaf", "clock")
 
 SOON: Final = 5.0
@@ -430,7 +431,7 @@ def who_was_refused_its_stream_missed_nothing(facts: Facts) -> Iterator[str]:
     """A client whose first streams were refused has its first one to come at that replica (HTL3).
     It is told of no gap, if few messages were for it until then.
     """
-    died = any(fault["kind"] == "kill" for fault in facts.by["fault"])
+    died = any(fault["kind"] in _OF_A_PROCESS for fault in facts.by["fault"])
     stays = {each["client"] for each in facts.by["connects"] if each.get("stays")}
     said = Counter(facts.caller.get(each["call"]) for each in facts.by["said"])
     told = set[str]()
@@ -534,10 +535,10 @@ def the_last_change_is_seen(facts: Facts) -> Iterator[str]:
 
 
 def a_change_is_heard_once(facts: Facts) -> Iterator[str]:
-    """By each client. Who changes something else again may have said it again."""
+    """By each client. A new process has what is subscribed read again."""
     if any(each.get("own") for each in facts.by["changed"]) or facts.by["takes"]:
         return
-    if any(fault["kind"] in ("kill", "child") for fault in facts.by["fault"]):
+    if any(fault["kind"] in _OF_A_PROCESS for fault in facts.by["fault"]):
         return
     changes = Counter(each["uri"] for each in facts.by["changes"])
     heard: dict[tuple[str, str], list[str | None]] = defaultdict(list)

@@ -305,7 +305,7 @@ class ExternalPeer:
         # Its session may have begun during the wait.
         change = subscribers.add if subscribes else subscribers.remove
         change(self._who(call), [uri])
-        if not subscribes and uri in subscribers and not others:
+        if not (subscribes or others) and uri in subscribers and slot.living is child:
             # Another client subscribed during the wait, and the child may have taken that first.
             child.subscribed.discard(uri)
             await slot.settle([uri], call.principal)
