@@ -1,26 +1,30 @@
-"""The client of this project over HTTP, `resumable`: it comes back and repeats by itself.
+"""The client of this project, `resumable`: it comes back and repeats by itself.
 
 What an application does is done here by hand, in raw messages. So a history has what `resumable`
 gave to its application, and nothing of what it did for that.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import httpx2
+from anyio.abc import TaskStatus
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from mcp_sessions import ReconnectPolicy, resumable
 from mcp_sessions.client import sdk
+from mcp_sessions.client.dialer import Down, Failed, Failure, LinkSettings, Received, Sink
 from mcp_sessions.client.reports import ResumeOutcome
 from mcp_sessions.client.state import Runtime
+from mcp_sessions.core.resume import FailureCause
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 from tests.simulation.clients import Client, World, now
-from tests.simulation.network import HttpLink
+from tests.simulation.network import HttpLink, SocketLink
 from tests.support.raw import Json, call_params, initialize_params
 
 _URL: Final = "http://127.0.0.1:8000/mcp"
@@ -45,18 +49,26 @@ class OurClient(Client):
         await self._ready.wait()
 
     async def _live(self) -> None:
-        through = httpx2.AsyncClient(transport=self._through)
-        patience = self.plan.get("patience", ReconnectPolicy().give_up_after)
-        transport = resumable(
-            _URL, http_client=through, on_resume=self._came_back,
-            policy=ReconnectPolicy(give_up_after=patience),
-        )  # fmt: skip
+        transport = self._transport()
         async with transport as (read, self._write):
             self.run(self._begin(transport))
             async for item in read:
                 self._take_in(
                     item.message.model_dump(by_alias=True, mode="json", exclude_unset=True)
                 )
+
+    def _transport(self) -> sdk.ResumableTransport:
+        policy = ReconnectPolicy(
+            give_up_after=self.plan.get("patience", ReconnectPolicy().give_up_after)
+        )
+        if self.plan.get("over") == "websocket":
+            dialer = _SocketDialer(self._new_socket, self._through)
+            return sdk.ResumableTransport([dialer], None, policy, _on_resume=self._came_back)
+        through = httpx2.AsyncClient(transport=self._through)
+        return resumable(_URL, http_client=through, on_resume=self._came_back, policy=policy)
+
+    def _new_socket(self) -> SocketLink:
+        return SocketLink(self.link, self.chosen(), self.user)
 
     async def _begin(self, transport: Any) -> None:
         params = initialize_params(self.name, capabilities=self.capabilities)
@@ -206,6 +218,71 @@ class _Response(httpx2.AsyncByteStream):
 
 
 def _not_yet() -> None: ...
+
+
+@dataclass
+class _SocketDialer:
+    """Opens WebSockets over a link, in place of the library's."""
+
+    new_socket: Callable[[], SocketLink]
+    through: _Through
+    target: str = "ws://127.0.0.1:8000/mcp"
+
+    def link(self) -> "_Socket":
+        return _Socket(self)
+
+
+class _Socket:
+    """A `mcp_sessions.client.dialer.Link`."""
+
+    kind = "websocket"
+
+    def __init__(self, dialer: _SocketDialer) -> None:
+        self.name = dialer.target
+        self._dialer = dialer
+        self._peer = dialer.new_socket()
+        self._is_closing = False
+
+    async def run(self, sink: Sink, *, task_status: TaskStatus[None]) -> None:
+        peer = self._peer
+        try:
+            async with asyncio.timeout(_OPENS):
+                await peer.open()
+        except TimeoutError:
+            await peer.leave()
+        if peer.ended:
+            cause = FailureCause.UNREACHABLE
+            raise Failed(Failure(cause, f"{self.name}: no WebSocket", status=peer.refused))
+        task_status.started()
+        while not peer.ended or peer.messages:
+            await peer.board.until(
+                lambda: peer.ended or bool(peer.messages), what="a message", within=10_000
+            )
+            taken, peer.messages = peer.messages, []
+            for message in taken:
+                await sink(self, Received(message))
+        self._dialer.through.breaks += 1
+        if not self._is_closing:
+            await sink(self, Down(Failure(FailureCause.CUT, f"{self.name}: it broke")))
+
+    async def send(self, message: Json, headers: Mapping[str, str]) -> None:
+        if self._peer.ended:
+            raise Failed(Failure(FailureCause.CUT, f"{self.name}: the WebSocket is closed"))
+        await self._peer.post(message)
+
+    def configure(self, settings: LinkSettings) -> None: ...
+
+    def listen(self) -> None: ...
+
+    def abandon(self, request_id: str | int) -> None: ...
+
+    async def close(self, *, leave: bool) -> None:
+        self._is_closing = True
+        await self._peer.leave()
+
+
+_OPENS: Final = 10.0
+"""Seconds that a handshake may take."""
 
 
 @contextmanager

@@ -23,7 +23,7 @@ Where calls become tasks, the plan has ``tasks_after`` (seconds). Clients of the
 them. Their calls have ``watches`` (its client listens instead of polling) and ``cancels`` (when).
 
 Clients of the kind ``ours`` leave what follows a loss to `resumable`. ``patience``: its
-``give_up_after``.
+``give_up_after``; ``over``: its transport.
 
 A fault: ``kind``, ``at``, ``for`` (seconds), and what it needs. ``at`` counts from the ``nth``
 record of the kind ``upon`` in the history, if it has these.
@@ -343,6 +343,8 @@ def _of_our_client(chance: random.Random, seed: int) -> Json:
     clients = [_client(chance, number, replicas, server) for number in (1, 2)]
     for client in clients:
         client |= {"kind": "ours", "session": False, "silent": False}
+        if chance.random() < 0.4:
+            client |= {"over": "websocket", "user": None}
         for step in client["steps"]:
             for name in ("keyed", "twice", "resends", "abandons"):
                 step.pop(name, None)

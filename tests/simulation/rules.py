@@ -743,7 +743,8 @@ def a_question_is_put_once(facts: Facts) -> Iterator[str]:
             who = record["client"], record["question"]
             is_again = who in replied
             is_late = record["t"] > replied.get(who, 0.0) + 1.0 and not facts.by["fault"]
-            is_repeated = sent[record["on"]] > 1 and record["id"] == asked["id"] and not is_late
+            is_sent_twice = record["on"] == "again" or sent[record["on"]] > 1
+            is_repeated = is_sent_twice and record["id"] == asked["id"] and not is_late
             if is_again and not is_repeated and not facts.process_died_after(asked):
                 yield f"{record['client']} was asked {record['question']} again after its answer"
 
