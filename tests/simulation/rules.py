@@ -332,7 +332,7 @@ def a_response_that_was_read_whole_has_all_its_messages(facts: Facts) -> Iterato
         if not any(answer.get("whole") and answer["result"] for answer in answers):
             continue
         sent = [s for s in facts.by["sends"] if s["call"] == call]
-        if len(sent) > 1 or facts.messages_were_lost_during(sent[0]):
+        if len(sent) > 1:
             continue
         said: dict[str, set[int]] = defaultdict(set)
         for each in facts.by["said"]:
@@ -360,7 +360,7 @@ def a_second_sending_has_the_last_reports(facts: Facts) -> Iterator[str]:
         is_answered = any(
             answer.get("again") and answer.get("whole", True) for answer in facts.answers[call]
         )
-        if not is_answered or call not in ended or facts.messages_were_lost_during(sent[0]):
+        if not is_answered or call not in ended:
             continue
         if not sent[-1].get("again"):
             # The newest sending has them.

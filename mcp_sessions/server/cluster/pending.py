@@ -23,6 +23,17 @@ _WAITING = 1_048_576
 _OVERHEAD = 1_024
 """Bytes that an update counts in addition to its own."""
 
+_CONFIRMED = 262_144
+"""Bytes of updates after which their sender learns at once that they came."""
+
+_LOOKS = 3
+"""How often what is missing is asked for, at most. Then it is left out."""
+
+
+def size_of(update: Update) -> int:
+    return len(encode(update.message)) + _OVERHEAD
+
+
 RelayedOutcome = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
 """A result, or an error. Neither: the request did not run here, and never will."""
 
@@ -49,7 +60,18 @@ class Pending:
 
     size: int = field(init=False, default=0)
     newest: int = field(init=False, default=0)
-    """The number of the newest update."""
+    """The number of the newest update before which none is missing."""
+
+    early: dict[int, tuple[Update, int]] = field(
+        init=False, default_factory=dict[int, tuple[Update, int]]
+    )
+    """Updates that came while one before them is missing, by their numbers, with their sizes."""
+
+    looked: int = field(init=False, default=0)
+    """How often what is missing was asked for."""
+
+    unconfirmed: int = field(init=False, default=0)
+    """Bytes of updates that came since their sender heard of it."""
 
     is_full: bool = field(init=False, default=False)
     is_open: bool = field(init=False, default=True)
@@ -68,12 +90,56 @@ class Pending:
     )
     """The questions within it, each with what is called when this one ends."""
 
-    def add(self, update: Update) -> None:
+    def add(self, update: Update) -> bool:
+        """Take an update. Return whether its sender should hear at once what came."""
         if update.number and update.number <= self.newest:
             # It came before: its sender did not learn that.
-            return
+            return False
+        size = size_of(update)
+        if update.number > self.newest + 1:
+            is_first = not self.early
+            self.early[update.number] = update, size
+            if sum(size for _, size in self.early.values()) > _WAITING:
+                self.skips()
+            return is_first
+        self._take(update, size)
+        while self.newest + 1 in self.early:
+            self._take(*self.early.pop(self.newest + 1))
+        self.unconfirmed += size
+        if self.unconfirmed <= _CONFIRMED:
+            return False
+        self.unconfirmed = 0
+        return True
+
+    def looks(self, *, is_last: bool) -> None:
+        """Count that what is missing is asked for again. Skip it at last."""
+        is_missing = self.early or (self.result is not None and not self.is_whole)
+        self.looked = self.looked + 1 if is_missing else 0
+        if is_last or self.looked > _LOOKS:
+            self.skips()
+
+    def skips(self) -> None:
+        """Leave out what is missing: it does not come any more."""
+        if self.early:
+            logger.warning("messages of a call at another replica were lost")
+        for number in sorted(self.early):
+            self._take(*self.early.pop(number))
+        if self.result is not None:
+            self.newest = max(self.newest, self.result.updates)
+        self.looked = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """It has its result, and passed on all that came before."""
+        return (
+            self.result is not None
+            and not self.waiting
+            and not self.early
+            and self.newest >= self.result.updates
+        )
+
+    def _take(self, update: Update, size: int) -> None:
         self.newest = update.number
-        size = len(encode(update.message)) + _OVERHEAD
         if self.size and self.size + size > _WAITING and "id" not in update.message:
             if not self.is_full:
                 logger.warning(
@@ -118,11 +184,15 @@ class Pending:
     def is_sent(self) -> None:
         self.is_gone = False
         self.newest = 0
+        self.early.clear()
 
-    def end(self, result: Result) -> None:
-        if self.result is None:
-            self.result = result
-            self.news.set()
+    def end(self, result: Result) -> bool:
+        """Take the result. Return whether its sender should hear at once what came."""
+        if self.result is not None:
+            return False
+        self.result = result
+        self.news.set()
+        return result.updates > self.newest
 
     def stop(self) -> None:
         self.has_ended = True

@@ -18,16 +18,20 @@ Rules:
    process may be reconnecting. If the process is dead, or speaks another version of the messages,
    the sender knows that the request did not run.
 5. Progress on a question is a request without a result, and its sender does not wait.
-6. An update waits until the exchange has it. It has a number: the sender takes it once, in order.
-   The result comes after the updates.
-7. Updates that wait for a slow client, and results that are kept, are bounded in bytes.
+6. An update waits until the exchange has it. It has a number: the sender takes it once, in order,
+   and says in :class:`Alive` which one came last. What is missing is sent again. The result comes
+   after the updates.
+7. Updates that did not arrive, that wait for a slow client, or that are kept with a result, are
+   bounded in bytes. The next update waits for room.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,7 +40,7 @@ from mcp_sessions.core.messages import encode, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, StoreUnavailable
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.cluster.codec import understands
-from mcp_sessions.server.cluster.pending import OnUpdate, Pending, RelayedOutcome
+from mcp_sessions.server.cluster.pending import OnUpdate, Pending, RelayedOutcome, size_of
 from mcp_sessions.server.cluster.replica import ClusterBus
 from mcp_sessions.server.cluster.replica_messages import (
     Alive,
@@ -55,6 +59,9 @@ logger = logging.getLogger(__name__)
 ALIVE_EVERY = 2.0
 """Seconds between two messages that ask for a request."""
 
+_ARRIVES = 1.0
+"""Seconds in which an update arrives. One that did not is sent again."""
+
 _SILENT = 3 * ALIVE_EVERY
 """Seconds after which a silent sender is asked whether it still waits."""
 
@@ -66,6 +73,9 @@ _DEAF = LIVENESS + 5.0
 
 _LAST_WORDS = 1.0
 """Seconds for which messages of a process that died may still be under way."""
+
+_UNREAD = 524_288
+"""Bytes of updates of one request that are on their way. The next one waits."""
 
 _KEPT = 1_000
 """Results that are kept: one may be lost on its way."""
@@ -91,6 +101,43 @@ class Deaf(Exception):
     """The request did not run: its receiver lives, and does not listen."""
 
 
+class Unread:
+    """Updates that their receiver did not confirm."""
+
+    def __init__(self) -> None:
+        self._updates: deque[tuple[Update, int]] = deque()
+        self._sent_at: dict[int, float] = {}
+        self.size = 0
+        self.has_room = asyncio.Event()
+        self.has_room.set()
+
+    def add(self, update: Update) -> None:
+        size = size_of(update)
+        self._updates.append((update, size))
+        self._sent_at[update.number] = asyncio.get_running_loop().time()
+        self.size += size
+        if self.size > _UNREAD:
+            self.has_room.clear()
+
+    def after(self, newest: int | None, arrives: float = 0.0) -> list[Update]:
+        """Forget those up to the newest that came. Return those that have to be sent again.
+
+        Args:
+            newest: None: its sender does not count them, and lacks none.
+            arrives: Seconds that an update may be on its way.
+        """
+        while self._updates and (newest is None or self._updates[0][0].number <= newest):
+            update, size = self._updates.popleft()
+            del self._sent_at[update.number]
+            self.size -= size
+        if self.size <= _UNREAD:
+            self.has_room.set()
+        now = asyncio.get_running_loop().time()
+        lost = [u for u, _ in self._updates if self._sent_at[u.number] <= now - arrives]
+        self._sent_at.update((update.number, now) for update in lost)
+        return lost
+
+
 @dataclass(eq=False)
 class Asker:
     relay: RequestRelay
@@ -106,7 +153,10 @@ class Asker:
 
     _on_listening: Callable[[bool], None] | None = None
 
-    _updates: int = 0
+    updates: int = 0
+    """How many there were."""
+
+    unread: Unread = field(default_factory=Unread, init=False)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def update(self, message: Mapping[str, Any]) -> None:
@@ -115,11 +165,13 @@ class Asker:
         """
         bus, process = self.relay.bus, self.process
         async with self._turn:
-            self._updates += 1
-            update = Update(ask=self.name, message=message, number=self._updates)
+            await self.unread.has_room.wait()
+            self.updates += 1
+            update = Update(ask=self.name, message=message, number=self.updates)
             while not self.is_gone:
                 try:
                     if await bus.send(update, to=process) or not await bus.is_alive(process):
+                        self.unread.add(update)
                         return
                 except StoreUnavailable as failed:
                     logger.warning("a message of a request waits for the store: %s", failed)
@@ -132,15 +184,18 @@ class Asker:
 
     def leaves(self) -> None:
         self.is_gone = True
+        self.unread.has_room.set()
 
     def watch(self, on_listening: Callable[[bool], None]) -> None:
         """Call this each time that the client says whether it listens."""
         self._on_listening = on_listening
 
-    def says(self, *, is_open: bool) -> None:
+    def says(self, message: Alive) -> list[Update]:
+        """Take what it says. Return the updates that it lacks."""
         self.asked_at = asyncio.get_running_loop().time()
         if self._on_listening is not None:
-            self._on_listening(is_open)
+            self._on_listening(message.is_open)
+        return self.unread.after(message.newest, 0.0 if message.lacks else _ARRIVES)
 
     async def ask(self, request: ClientRequest, on_update: OnUpdate) -> Result:
         """Ask it something within its request. This may be sent twice, and is served once.
@@ -165,7 +220,7 @@ class RequestRelay:
         self.bus = bus
         self._pending: dict[str, Pending] = {}
         self._served: dict[str, tuple[Asker, type[RelayedRequest], asyncio.Task[None]]] = {}
-        self._kept: dict[str, tuple[Result, int]] = {}
+        self._kept: dict[str, tuple[Result, Unread, int]] = {}
         self._kept_size = 0
 
     # --- where it is asked ----------------------------------------------------------------------
@@ -242,27 +297,31 @@ class RequestRelay:
 
     async def _result(self, message: Ask, pending: Pending) -> Result:
         loop = asyncio.get_running_loop()
-        until: float | None = None
+        looks_at, is_dead = loop.time() + ALIVE_EVERY, False
         while True:
-            # The last messages of a process that is gone may still arrive.
-            timeout = ALIVE_EVERY if until is None else max(0, until - loop.time())
-            try:
-                async with asyncio.timeout(timeout):
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(looks_at):
                     await pending.news.wait()
-            except TimeoutError:
-                if until is not None:
-                    raise OutcomeUnknown from None
-                if not await self._look(message.ask, pending):
-                    until = loop.time() + _LAST_WORDS
             pending.news.clear()
+            is_due = loop.time() >= looks_at
+            if is_dead or (pending.is_gone and pending.result is not None) or is_due:
+                pending.looks(is_last=is_dead or pending.is_gone)
             await pending.pass_on()
-            if pending.result is not None and not pending.waiting:
+            if pending.result is not None and pending.is_whole:
                 return pending.result
             if pending.is_gone:
                 if not pending.is_repeatable:
                     raise OutcomeUnknown
                 pending.is_sent()
                 await self.bus.try_send(message, to=pending.process)
+            if not is_due:
+                continue
+            if is_dead:
+                raise OutcomeUnknown
+            looks_at = loop.time() + ALIVE_EVERY
+            if not await self._look(message.ask, pending):
+                # The last messages of a process that is gone may still arrive.
+                is_dead, looks_at = True, loop.time() + _LAST_WORDS
 
     async def _look(self, name: str, pending: Pending) -> bool:
         try:
@@ -271,27 +330,33 @@ class RequestRelay:
             # Asked again when the store is back.
             return True
         if is_alive:
-            alive = Alive(ask=name, is_open=pending.is_open)
-            await self.bus.try_send(alive, to=pending.process)
+            await self._says_alive(name, pending)
         return is_alive
+
+    def _says_alive(self, name: str, pending: Pending) -> Work:
+        alive = Alive(
+            ask=name, is_open=pending.is_open, newest=pending.newest, lacks=bool(pending.early)
+        )
+        return self.bus.try_send(alive, to=pending.process)
 
     def listens(self, name: str, *, is_open: bool) -> None:
         """Say at once whether the client of a request listens; :class:`Alive` says it again."""
         pending = self._pending.get(name)
         if pending is not None:
             pending.listens(is_open)
-            alive = Alive(ask=name, is_open=is_open)
-            self.bus.spawn(self.bus.try_send(alive, to=pending.process))
+            self.bus.spawn(self._says_alive(name, pending))
 
-    def updated(self, sender: str, message: Update) -> None:
+    def updated(self, sender: str, message: Update) -> Work | None:
         pending = self._asked_of(sender, message.ask)
-        if pending is not None:
-            pending.add(message)
+        if pending is not None and pending.add(message):
+            return self._says_alive(message.ask, pending)
+        return None
 
-    def answered(self, sender: str, message: Result) -> None:
+    def answered(self, sender: str, message: Result) -> Work | None:
         pending = self._asked_of(sender, message.ask)
-        if pending is not None:
-            pending.end(message)
+        if pending is not None and pending.end(message):
+            return self._says_alive(message.ask, pending)
+        return None
 
     def _asked_of(self, process: str, name: str) -> Pending | None:
         pending = self._pending.get(name)
@@ -311,7 +376,7 @@ class RequestRelay:
         if message.ask in self._served:
             return None
         if message.ask in self._kept:
-            return self.bus.try_send(self._kept[message.ask][0], to=sender)
+            return self._send_again(sender, message.ask, 0)
         belongs_to = _belongs_to(message.within, message.request)
         found = [self._asked_of(sender, name) for name in belongs_to]
         within = [pending for pending in found if pending is not None]
@@ -360,8 +425,8 @@ class RequestRelay:
         finally:
             self._end_within(asker)
             if not asker.is_gone and not isinstance(request, QuestionProgress):
-                answered = Result(ask=asker.name, result=result, error=error)
-                self._keep(answered)
+                answered = Result(ask=asker.name, result=result, error=error, updates=asker.updates)
+                self._keep(answered, asker.unread)
                 await self.bus.try_send(answered, to=asker.process)
 
     def _end_within(self, asker: Asker) -> None:
@@ -376,15 +441,24 @@ class RequestRelay:
         """Answer the other side of a request, which asks whether the request is known here."""
         if message.ask in self._served:
             asker = self._served[message.ask][0]
-            if asker.process == sender:
-                asker.says(is_open=message.is_open)
-            return None
+            if asker.process != sender or not (lacks := asker.says(message)):
+                return None
+            return self._send_all(lacks, sender)
         if self._asked_of(sender, message.ask) is not None:
             # Its receiver asks, and gets the next message in time.
             return None
         # It was answered, and that was lost; or it never came.
-        kept = self._kept.get(message.ask)
-        return self.bus.try_send(kept[0] if kept is not None else Gone(ask=message.ask), to=sender)
+        if message.ask in self._kept:
+            return self._send_again(sender, message.ask, message.newest)
+        return self.bus.try_send(Gone(ask=message.ask), to=sender)
+
+    def _send_again(self, sender: str, name: str, newest: int | None) -> Work:
+        result, unread, _ = self._kept[name]
+        return self._send_all([*unread.after(newest), result], sender)
+
+    async def _send_all(self, messages: Sequence[Update | Result], to: str) -> None:
+        for message in messages:
+            await self.bus.try_send(message, to=to)
 
     def gone(self, sender: str, message: Gone) -> None:
         pending = self._asked_of(sender, message.ask)
@@ -411,13 +485,13 @@ class RequestRelay:
             elif kind is not QuestionProgress and asker.asked_at < silent_since:
                 await self.bus.try_send(Alive(ask=asker.name, is_open=True), to=asker.process)
 
-    def _keep(self, answered: Result) -> None:
+    def _keep(self, answered: Result, unread: Unread) -> None:
         said = answered.result if answered.result is not None else answered.error
-        size = len(encode(said)) if said is not None else 0
+        size = unread.size + (len(encode(said)) if said is not None else 0)
         if size > _KEPT_BYTES:
             return
-        self._kept[answered.ask] = answered, size
+        self._kept[answered.ask] = answered, unread, size
         self._kept_size += size
         while self._kept_size > _KEPT_BYTES or len(self._kept) > _KEPT:
-            _, size = self._kept.pop(next(iter(self._kept)))
+            _, _, size = self._kept.pop(next(iter(self._kept)))
             self._kept_size -= size

@@ -350,6 +350,9 @@ class Result:
     error: Mapping[str, Any] | None
     """Neither: the request did not run, and never will."""
 
+    updates: int = 0
+    """The number of the last update before it. 0: there is none, or an earlier release sends it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alive:
@@ -359,6 +362,14 @@ class Alive:
     ask: str
     is_open: bool
     """Whether its client listens."""
+
+    newest: int | None = None
+    """The number of the newest update before which none is missing. None: an earlier release does
+    not say it.
+    """
+
+    lacks: bool = False
+    """Later updates came: those between are lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

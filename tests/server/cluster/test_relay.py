@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mcp_sessions.errors import OutcomeUnknown, StoreUnavailable
 from mcp_sessions.principal import ANONYMOUS
@@ -266,6 +268,101 @@ async def test_an_update_that_the_store_did_not_take_waits_and_comes_once(is_the
         there.try_send = logs  # pyright: ignore[reportAttributeAccessIssue]
         result = await here.relay.ask(there.process, QUESTION, hears)
         assert result.result == {} and heard == [0, 1, 2]
+
+
+@given(
+    lost=st.lists(st.booleans(), max_size=60),
+    waits=st.lists(st.sampled_from([0.0, 0.3, 1.5, 3.0]), min_size=1, max_size=12),
+)
+async def test_every_update_comes_once_and_in_order_whatever_is_lost(
+    lost: list[bool], waits: list[float]
+) -> None:
+    """Each message of the first ones may be lost, in both directions; the request itself is not."""
+    heard: list[object] = []
+    losses = iter(lost)
+
+    async def hears(message: Mapping[str, Any]) -> None:
+        heard.append(message["n"])
+
+    async def reports(asker: Asker, _: object) -> relay.RelayedOutcome:
+        for n, wait in enumerate(waits):
+            await asker.update({"n": n})
+            await asyncio.sleep(wait)
+        return {}, None
+
+    def is_lost(message: Message) -> bool:
+        return not isinstance(message, Ask | Gone) and next(losses, False)
+
+    async with sides() as (here, there):
+        here.loses = there.loses = is_lost
+        there.serve = reports
+        result = await here.relay.ask(there.process, QUESTION, hears)
+        # What is missing is asked for a few times only.
+        if sum(lost) <= 3:
+            assert heard == [*range(len(waits))]
+        assert heard == sorted(set(map(int, map(str, heard))))
+        assert result.result == {}
+
+
+async def test_what_an_earlier_release_lost_is_left_out_at_last(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It keeps no update."""
+    async with sides() as (here, there):
+        heard: list[object] = []
+
+        async def hears(message: Mapping[str, Any]) -> None:
+            heard.append(message["n"])
+
+        async def reports(asker: Asker, _: object) -> relay.RelayedOutcome:
+            for n in range(4):
+                await asker.update({"n": n})
+                asker.unread.after(None)
+            await there.may_end.wait()
+            return {}, None
+
+        seen = 0
+
+        def is_lost(message: Message) -> bool:
+            nonlocal seen
+            seen += isinstance(message, Update)
+            return isinstance(message, Update) and seen in (2, 4)
+
+        there.serve, there.loses = reports, is_lost
+        there.may_end.clear()
+        asking = asyncio.create_task(here.relay.ask(there.process, QUESTION, hears))
+        await asyncio.sleep(1)
+        assert heard == [0]
+        await asyncio.sleep(5 * relay.ALIVE_EVERY)
+        assert heard == [0, 2]
+        there.may_end.set()
+        assert (await asking).result == {}
+        assert "messages of a call at another replica were lost" in caplog.text
+
+
+async def test_updates_that_are_not_confirmed_are_bounded_in_bytes() -> None:
+    """A replica that hears nothing holds up the call that reports, and gets everything later."""
+    async with sides() as (here, there):
+        heard: list[object] = []
+        is_deaf = True
+
+        async def hears(message: Mapping[str, Any]) -> None:
+            heard.append(message["n"])
+
+        async def reports(asker: Asker, _: object) -> relay.RelayedOutcome:
+            for n in range(40):
+                await asker.update({"n": n, "text": "x" * 100_000})
+            return {}, None
+
+        there.serve = reports
+        there.loses = lambda message: is_deaf and not isinstance(message, Gone)
+        asking = asyncio.create_task(here.relay.ask(there.process, QUESTION, hears))
+        await asyncio.sleep(1)
+        first = {each.number for each in there.sent if isinstance(each, Update)}
+        assert first == {*range(1, 7)}
+        is_deaf = False
+        assert (await asking).result == {}
+        assert heard == [*range(40)]
 
 
 async def test_whether_the_client_listens_is_said_at_once_and_again() -> None:

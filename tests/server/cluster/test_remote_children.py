@@ -115,7 +115,9 @@ class Link:
 
     def says(self, ask: str, **said: Any) -> None:
         update = Update(ask=ask, message={"method": PROGRESS, "params": said})
-        self.relay.updated(THERE, update)
+        work = self.relay.updated(THERE, update)
+        if work is not None:
+            self.bus.spawn(work)
 
     async def asks(self, ask: str, question: str, **said: Any) -> None:
         request = ClientRequest(method="roots/list", params=said)
@@ -244,7 +246,7 @@ async def test_answers_and_errors_of_a_child_are_kept_while_there_is_room() -> N
     for n in range(50):
         large: Any = {"code": -32000, "message": "no", "data": "x" * 1_000_000}
         kept = Result(ask=f"a{n}", result=None if n % 2 else large, error=large if n % 2 else None)
-        served._keep(kept)  # pyright: ignore[reportPrivateUsage]
+        served._keep(kept, relay.Unread())  # pyright: ignore[reportPrivateUsage]
     for n in (0, 48, 49):
         work = served.asked_for(THERE, Alive(ask=f"a{n}", is_open=True))
         assert work is not None
@@ -256,7 +258,7 @@ async def test_answers_and_errors_of_a_child_are_kept_while_there_is_room() -> N
     assert 0 < len(held) <= 8
     before = list(held)
     too_large = Result(ask="b", result={"text": "x" * KEPT_BYTES}, error=None)
-    served._keep(too_large)  # pyright: ignore[reportPrivateUsage]
+    served._keep(too_large, relay.Unread())  # pyright: ignore[reportPrivateUsage]
     assert list(held) == before, "one answer does not push out all others"
 
 

@@ -39,10 +39,12 @@ from mcp_sessions.stores.records import Peer
 BEFORE = (Path(__file__).parent / "written_before.jsonl").read_bytes().splitlines()
 
 YOUNGER = {
+    "alive": {"newest", "lacks"},
     "change": {"id"},
     "client": {"id"},
     "describe": {"session"},
     "displaced": {"instance"},
+    "result": {"updates"},
     "update": {"number"},
 }
 """Kind → the members that were added to it, and that an older release does not send."""
