@@ -184,6 +184,11 @@ what the old session had is lost.
 * A client sent a call twice, and both responses had its question. One copy waited for the store,
   and came after the answer. An answer takes the question back from each response of the call now,
   and from a response of a call that ended, as long as that waits.
+* A call came again at another replica, and its question was lost between the two. It waited for its
+  timeout. What is lost there is sent again now.
+* The campaign with seed 7072 lost an event. A server was busy with a listen whose client had left,
+  and had listened anew. Before a listen takes a session, the server looks now whether its client is
+  still there.
 * Of {defects[all]} old faults that were put back, the simulation found {defects[found]}.
 
 These changes still pass all tests near them. Most of them change nothing that a caller sees:

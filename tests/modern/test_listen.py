@@ -8,6 +8,7 @@ import pytest
 
 from tests.modern.test_sessions import UNKNOWN_ID, not_found
 from tests.support.everything import make_everything
+from tests.support.interposed import Interposed
 from tests.support.modern import (
     ACKNOWLEDGED,
     SUBSCRIPTION_ID,
@@ -16,7 +17,7 @@ from tests.support.modern import (
 )
 from tests.support.raw import EXTENSION, SESSION, UPDATED, Json, event_ids, in_session, uris
 from tests.support.virtual_time import cycles
-from tests.support.world import World, world
+from tests.support.world import Gate, World, world
 
 TOOLS_CHANGED = "notifications/tools/list_changed"
 A, B, C = "note://a", "note://b", "note://c"
@@ -423,6 +424,25 @@ async def test_a_newer_stream_ends_the_older_with_its_result(
     assert result["_meta"][SUBSCRIPTION_ID] == "older"
     assert result["_meta"][SESSION]["sessionId"] == session
     assert set(result) == {"resultType", "_meta"}
+
+
+async def test_a_late_listen_whose_client_has_left_takes_the_session_from_nobody() -> None:
+    """The store took its time, and the client listened anew meanwhile."""
+    steps, storing = Interposed(), Gate()
+    async with modern(store=steps.store) as (w, client):
+        session = str((await client.start())["sessionId"])
+        steps.before["change"] = storing.arrive
+        late = client.listen(session, A)
+        await storing.started.wait()
+        late.reply.leave()
+        del steps.before["change"]
+        received = await client.listening(session, A)
+        storing.go.set()
+        await cycles()
+        await update(w, A)
+
+        assert uris(await received.has_events(1)) == [A]
+        assert not received.reply.ended
 
 
 async def test_many_listens_at_once_leave_one(w: World, client: ModernClient, session: str) -> None:

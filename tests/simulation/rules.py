@@ -147,13 +147,6 @@ class Facts:
             ended["call"] == call and self.after(ended, record) for ended in self.by["ended"]
         )
 
-    def messages_were_lost_during(self, sent: Record) -> bool:
-        """Whether replicas could not hear each other while a call may have run."""
-        return any(
-            fault["kind"] == "deaf" and fault["t"] + fault["for"] >= sent["t"]
-            for fault in self.by["fault"]
-        )
-
     def waits_for_a_silent_client(self, call: str) -> bool:
         """Whether it asked, and the question stands at a client that never answers. A question that
         names no call goes to the newest call of a session, whoever sent it, and waits for

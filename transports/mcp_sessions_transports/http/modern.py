@@ -51,7 +51,7 @@ from mcp_sessions.server.connection.connection import (
 from mcp_sessions.server.dispatch.modern_limits import check_modern
 from mcp_sessions.server.upstream.modern_rules import ModernRefusal
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions.stores.records import Attached, Peer
+from mcp_sessions.stores.records import Attached, Peer, SessionRecord
 from mcp_sessions_transports.credentials import FRESH, no_stream
 from mcp_sessions_transports.http.io import (
     TOO_MANY,
@@ -247,13 +247,17 @@ class ModernHttp:
         self, request: Message, inbound: Inbound, channel: ModernChannel, call: HttpCall
     ) -> None:
         served, retry_after = self._served, None
+        # This process, or its store, stood still. What its client sent since may have gone
+        # elsewhere: a late listen would take the events that wait for the next one (HTM1), or the
+        # session from that one, and set its filter.
         if await has_left(call.receive):
-            # This process stood still. What its client sent since may have gone elsewhere: a late
-            # listen would take the events that wait for the next one (HTM1), and set its filter.
             return
         try:
             with served.router.audited(request, inbound):
-                connection, stream = await self._open(request, inbound)
+                record, wanted = await served.listening.admit(request, inbound)
+                if await has_left(call.receive):
+                    return
+                connection, stream = await self._open(request, inbound, record, wanted)
         except WireError as refused:
             error = wire_error(refused)
             if isinstance(refused, LimitReached):
@@ -274,10 +278,9 @@ class ModernHttp:
         await channel.respond(call)
 
     async def _open(
-        self, request: Message, inbound: Inbound
+        self, request: Message, inbound: Inbound, record: SessionRecord, wanted: Filter
     ) -> tuple[ClientConnection, ListenStream]:
         served = self._served
-        record, wanted = await served.listening.admit(request, inbound)
         stream = ListenStream(
             request.id,
             wanted,
