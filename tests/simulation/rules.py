@@ -20,6 +20,9 @@ UNKNOWN_TASK: Final = -32602
 LONG: Final = 15.0
 """Seconds of faults after which some of what waits for the store may be given up."""
 
+CROSSES: Final = 0.01
+"""Seconds that a message and the answer to it are under way at the same time."""
+
 _OF_A_PROCESS: Final = ("kill", "stop", "child", "pause")
 _LOSE_OUTCOMES: Final = ("kill", "stop", "child", "pause", "deaf", "clock")
 
@@ -734,10 +737,12 @@ def a_question_is_put_once(facts: Facts) -> Iterator[str]:
         elif record["what"] == "asked":
             asked = first.setdefault(record["question"], record)
             who = record["client"], record["question"]
-            is_again = who in replied
-            is_late = record["t"] > replied.get(who, 0.0) + 1.0 and not facts.by["fault"]
+            is_again, since = who in replied, record["t"] - replied.get(who, 0.0)
+            is_late = since > 1.0 and facts.had_only_faults_of_a_store()
             is_sent_twice = record["on"] == "again" or sent[record["on"]] > 1
-            is_repeated = is_sent_twice and record["id"] == asked["id"] and not is_late
+            # The answer and the question may pass each other on their ways.
+            may_repeat = is_sent_twice and not is_late or since < CROSSES
+            is_repeated = may_repeat and record["id"] == asked["id"]
             if is_again and not is_repeated and not facts.process_died_after(asked):
                 yield f"{record['client']} was asked {record['question']} again after its answer"
 

@@ -92,6 +92,37 @@ def _leaves_a_call(chance: random.Random) -> Json:
     return {"replicas": replicas, "server": server, "clients": [client], "faults": faults}
 
 
+def _asks_as_others_end(chance: random.Random) -> Json:
+    """A client has several calls at a command. Some of them end just as others ask, and the store
+    is away, or a replica stands still.
+    """
+    replicas = chance.choice((1, 1, 2, 2))
+    client = _client(chance, 1, replicas, chance.choice(("http", "http", "websocket")))
+    client |= {"session": chance.random() < 0.7, "thinks": chance.choice((0.0, 0.05, 0.5))}
+    for _ in range(chance.choice((3, 4, 5))):
+        short: tuple[list[str], ...] = ([], ["progress"], ["wait:0.05"], ["wait:0.3"])
+        asks = (["ask"], ["wait:0.05", "ask"], ["ask", "progress"], ["wait:0.3", "ask"])
+        script = chance.choice(short) if chance.random() < 0.5 else chance.choice(asks)
+        call = _call(client, script, background=True)
+        call |= {"cut": chance.choice((0.02, 0.1, 0.6))} if chance.random() < 0.3 else {}
+        client["steps"].append(call)
+        if chance.random() < 0.5:
+            client["steps"].append({"do": "pause", "seconds": chance.choice((0.01, 0.05, 0.3))})
+        if chance.random() < 0.1:
+            client["steps"].append({"do": "cut", "moves": chance.choice((0, 1))})
+    faults: list[Json] = []
+    for _ in range(chance.choice((0, 1, 1, 2))):
+        fault = _aimed(chance, replicas, ("append", "append", "send", "open_stream"), 0.6)
+        if chance.random() < 0.6:
+            fault = {"at": fault["at"], "replica": fault["replica"]}
+            fault |= {"kind": chance.choice(("store", "store", "pause"))}
+            fault |= {"for": chance.choice((0.3, 1.0, 3.0))}
+            fault |= {"how": chance.choice(("before", "after", "full"))}
+        faults.append(fault)
+    server = chance.choice(("command", "command", "command", "url"))
+    return {"replicas": replicas, "server": server, "clients": [client], "faults": faults}
+
+
 def _repeats_a_round(chance: random.Random) -> Json:
     """The request that brings an answer is sent twice, here or elsewhere. The first sending may
     break, or what the replicas say to each other is lost.
@@ -145,7 +176,8 @@ def _is_away_for_long(chance: random.Random) -> Json:
     client = _client(chance, 1, replicas, chance.choice(("http", "modern", "websocket")))
     client |= {"roams": True, "asks": False}
     for _ in range(chance.choice((2, 3))):
-        script = [f"wait:{chance.choice((0.3, 1.0, 3.0))}", "progress", "wait:0.3", "progress"]
+        wait = chance.choice((0.3, 1.0, 3.0, 20.0))
+        script = [f"wait:{wait}", "progress", "wait:0.3", "progress"]
         more: Json = {"keyed": True, "resends": True, "cut": chance.choice((0.05, 0.2, 0.6))}
         more |= {"background": True} if chance.random() < 0.5 else {}
         client["steps"].append(_call(client, script, **more))
@@ -209,6 +241,7 @@ def _loses_patience(chance: random.Random) -> Json:
 WAYS: Final[dict[Way, int]] = {
     _sent_twice: 4,
     _leaves_a_call: 4,
+    _asks_as_others_end: 4,
     _repeats_a_round: 3,
     _what_became_of_it: 3,
     _is_away_for_long: 2,
