@@ -424,6 +424,24 @@ async def test_a_failover_that_lost_writes_is_no_silent_hole() -> None:
             assert newest is not None and newest.fencing_epoch > late.fencing_epoch + 1
 
 
+async def test_after_two_losses_no_fencing_epoch_is_given_again() -> None:
+    """TKO9. The second one takes the attachment that came after the first."""
+    async with used(*KEPT) as (server, store, session_id):
+        key = store._key(session_id)  # pyright: ignore[reportPrivateUsage]
+        epochs: list[int] = []
+        for _ in range(3):
+            server.stop()
+            server.start()
+            await back(store, session_id)
+            await append(store, session_id)
+            fence, lost = await asked(store, "HMGET", key, "fence", "lost")
+            attached = await store.attach(session_id, HERE, now=NOW)
+            assert attached is not None
+            epochs.append(attached.fencing_epoch)
+            await asked(store, "HSET", key, "fence", fence, "lost", lost)
+        assert epochs == sorted(set(epochs))
+
+
 async def test_an_agents_session_keeps_what_is_left_and_issues_no_number_twice() -> None:
     """Its log is all there is of it: it is not emptied."""
     async with used(*KEPT, mode=Mode.AGENT) as (server, store, session_id):

@@ -235,11 +235,10 @@ if not fields[1] or has_come(fields[1], ARGV[1]) or (ARGV[11] == '1' and fields[
 end
 local ends = seconds(fields[1])
 local log = open_or_make_log('events', ARGV[2], ends)
-local fence = tonumber(fields[3]) + 1
-if redis.call('HDEL', base, 'lost') == 1 then
-    -- Whoever has an epoch that the data set knows nothing of must not find it valid again.
-    fence = fence + 1000
-end
+-- Whoever has an epoch that the data set knows nothing of must not find it valid again.
+local lost = tonumber(redis.call('HGET', base, 'lost') or 0)
+redis.call('HDEL', base, 'lost')
+local fence = tonumber(fields[3]) + 1 + 1000 * lost
 local entries, reason = since(log, ends, 6, '')
 redis.call('HSET', base, 'fence', whole(fence))
 local connection = optional(9)

@@ -70,7 +70,7 @@ local function open_log(stream, epoch, ends)
         return log
     end
     -- Attachments may have been lost with the events: see attach in events.lua.
-    redis.call('HSET', base, 'lost', '1')
+    redis.call('HINCRBY', base, 'lost', 1)
     if is_whole and stream == 'events' and ends == math.huge then
         -- An ACP agent's session: what is left of its log is kept.
         log.head = log.head + SKIPPED
