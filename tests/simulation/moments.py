@@ -20,7 +20,7 @@ def of_a_moment(chance: random.Random, seed: int, kept: int) -> Json:
     Args:
         kept: Bytes of keys and answers of a session.
     """
-    kind = chance.choice(KINDS)
+    kind = chance.choices([*KINDS], [*KINDS.values()])[0]
     replicas = chance.choice((1, 2, 2, 3) if kind in _ALSO_ALONE else (2, 2, 3))
     plan: Json = {"seed": seed, "disorder": chance.choice((0.0, 0.1, 0.3, 0.5))}
     plan |= {"replicas": replicas, "window": 1000, "kept": kept}
@@ -87,32 +87,48 @@ def _said_between_replicas(chance: random.Random, replicas: int) -> Json:
 
 def _stored_elsewhere(chance: random.Random, replicas: int) -> Json:
     """Events are stored at another replica than the one that has their stream. Its process ends
-    between two steps, or the other one does not hear of it.
+    between two steps.
     """
     kind = chance.choice(("http", "http", "websocket", "modern"))
-    listens = _client(1, kind, roams=kind != "websocket")
+    listens = _client(1, kind, roams=kind != "websocket", at=chance.randrange(replicas))
     burst = ["event"] * chance.choice((1, 2, 3))
     wait = f"wait:{chance.choice((0.3, 1.0))}"
     steps: list[Json] = [_call([wait, *burst], background=True, cut=2.0)]
     for _ in range(chance.choice((0, 1, 1))):
         steps += [_pause(chance.choice((0.2, 0.4))), {"do": "cut", "moves": chance.choice((0, 1))}]
     listens["steps"] = [*steps, _pause(1.0)]
-    listens["at"] = chance.randrange(replicas)
-    nth = chance.choice((1, 1, 2))
-    replica = chance.randrange(replicas)
-    match chance.choice(("kill", "kill", "unheard", "deaf", "aimed")):
-        case "kill":
-            method = chance.choice(("relay", "relay", "append"))
-            hows = ("kill before", "kill after")
-            fault = _aimed(chance, "says", replica, method, *hows, nth=nth, skips=0)
-            fault["for"] = chance.choice((0.5, 3.0))
-        case "aimed":
-            method = chance.choice(("relay", "append", "carry", "read"))
-            fault = _aimed(chance, "says", replica, method, nth=nth)
-        case how:
-            fault = {"kind": "deaf", "upon": "says", "nth": nth, "at": 0.0, "replica": replica}
-            fault |= {"for": chance.choice((0.2, 1.0)), "unnoticed": how == "unheard"}
+    method = chance.choice(("relay", "relay", "append"))
+    hows = ("kill before", "kill before", "kill after", "before", "after")
+    nth, replica = chance.choice((1, 1, 2)), chance.randrange(replicas)
+    fault = _aimed(chance, "says", replica, method, *hows, nth=nth, skips=0)
+    fault["for"] = chance.choice((0.5, 3.0))
     return {"server": "python", "clients": [listens], "faults": [fault]}
+
+
+def _unheard(chance: random.Random, replicas: int) -> Json:
+    """The replica that has a stream does not hear of its events."""
+    kind = chance.choice(("http", "http", "modern"))
+    listens = _client(1, kind, roams=True, at=chance.randrange(replicas))
+    script = ["wait:0.3", *["event"] * chance.choice((1, 2)), "wait:0.1", "event"]
+    listens["steps"] = [_call(script, background=True), _pause(1.0)]
+    fault: Json = {"kind": "deaf", "upon": "ran", "nth": 1, "replica": chance.randrange(replicas)}
+    fault |= {"at": chance.choice((0.1, 0.1, 0.35)), "for": chance.choice((0.5, 1.0))}
+    return {
+        "server": "python", "clients": [listens],
+        "faults": [{**fault, "unnoticed": chance.random() < 0.5}],
+    }  # fmt: skip
+
+
+def _begins_as_events_are_stored(chance: random.Random, replicas: int) -> Json:
+    """A client gets a session while another replica stores events of it, and one step is slow."""
+    first = _client(1, "http", at=0)
+    script = ["wait:0.3", *["event", "wait:0.4"] * chance.choice((2, 4))]
+    first["steps"] = [_call(script, background=True), _pause(2.0)]
+    second = _client(2, chance.choice(("http", "http", "websocket", "modern")), at=1)
+    second["steps"] = [_pause(chance.choice((0.2, 0.4))), {"do": "take", "from": "c1"}]
+    method = chance.choice(("carry", "carry", "attach", "read", "load"))
+    fault = _aimed(chance, "takes", 1, method, "slow", skips=0)
+    return {"server": "python", "clients": [first, second], "faults": [fault]}
 
 
 def _waits_for_long(chance: random.Random, replicas: int) -> Json:
@@ -169,59 +185,65 @@ def _changes_while_the_store_fails(chance: random.Random, replicas: int) -> Json
 
 
 def _shares_a_process(chance: random.Random, _: int) -> Json:
-    """All clients of a replica have one process. Some unsubscribe as others subscribe."""
-    clients: list[Json] = []
-    for number in range(1, chance.choice((3, 4))):
-        client = _client(number, chance.choice(("http", "websocket")))
-        steps: list[Json] = []
-        for _ in range(chance.randrange(2, 6)):
-            uri = chance.choice(("note:1", "note:1", "note:2"))
-            do = chance.choice(("subscribe", "subscribe", "unsubscribe"))
-            steps.append({"do": do, "uri": uri})
-            if chance.random() < 0.3:
-                steps.append(_pause(chance.choice((0.001, 0.003, 0.01))))
-        client["steps"] = [*steps, _pause(1.0), _call(["change:note:1", "change:note:2"])]
-        clients.append(client)
-    return {"server": "shared command", "clients": clients, "faults": [], "replicas": 1}
+    """All clients of a replica have one process. One unsubscribes as others subscribe."""
+    kinds, wait = ("http", "websocket"), chance.choice((0.02, 0.05))
+    first, second = _client(1, chance.choice(kinds)), _client(2, chance.choice(kinds))
+    subscribe, unsubscribe = ({"do": do, "uri": "note:1"} for do in ("subscribe", "unsubscribe"))
+    first["steps"] = [subscribe, _pause(wait), unsubscribe, _pause(1.0)]
+    # About as long as the first one needs to subscribe.
+    begins = wait + round(chance.uniform(0.003, 0.008), 4)
+    more = [unsubscribe, subscribe] if chance.random() < 0.3 else []
+    second["steps"] = [_pause(begins), subscribe, *more, _pause(1.0), _call(["change:note:1"])]
+    return {
+        "server": "shared command", "clients": [first, second], "faults": [], "replicas": 1,
+    }  # fmt: skip
 
 
-def _noted_about_a_task(chance: random.Random, replicas: int) -> Json:
-    """What a client wants of its task is noted at another replica than the one that runs it."""
-    server = chance.choice(("python", "python", "command"))
-    client = _client(1, "tasks", roams=replicas > 1, asks=True)
-    client["thinks"] = chance.choice((0.0, 0.5))
-    after = chance.choice((0.0, 0.2, 0.2))
-    # It asks as it becomes a task, or long after that.
-    wait = chance.choice((after, round(after + chance.uniform(0.0, 2.0), 3), 1.0))
+def _cancels_a_task_elsewhere(chance: random.Random, replicas: int) -> Json:
+    """A client cancels its task at another replica than the one that runs it."""
+    client = _client(1, "tasks", roams=replicas > 1)
     steps: list[Json] = []
     for _ in range(chance.choice((1, 2))):
-        last = f"wait:{chance.choice((0.3, 3.0, 9.0))}"
-        script = [f"wait:{wait}", *["ask"] * chance.choice((0, 1, 1)), last]
-        call = _call(script, background=chance.random() < 0.5)
-        call["seconds"] += client["thinks"]
-        if chance.random() < 0.5:
-            call["cancels"] = chance.choice((0.05, 0.5, 1.5))
+        script = ["wait:0.3", "progress", f"wait:{chance.choice((3.0, 9.0, 9.0))}"]
+        call = _call(script, background=True, cancels=chance.choice((0.05, 0.5, 1.5)))
         steps.append(call)
     client["steps"] = steps
-    faults: list[Json] = []
     replica = chance.randrange(replicas)
-    match chance.choice(("store", "aimed", "deaf", None)):
-        case "store":
-            fault: Json = {"kind": "store", "upon": chance.choice(("asks", "task")), "nth": 1}
-            fault |= {"how": chance.choice(("full", "full", "before")), "replica": replica}
-            faults.append({**fault, "at": 0.0, "for": chance.choice((3.0, 8.0))})
-        case "aimed":
-            method = chance.choice(("replace_data", "create", "create", "send", "load_data"))
-            upon, hows = chance.choice(("ran", "asks", "task", "cancels")), ("before", "after")
-            if method == "create":
-                upon, hows = "sends", (*hows, "slow", "slow")
-            faults.append(_aimed(chance, upon, replica, method, *hows))
-        case "deaf":
-            upon = chance.choice(("task", "cancels", "asks"))
-            fault = {"kind": "deaf", "upon": upon, "nth": 1, "at": 0.0, "replica": replica}
-            faults.append({**fault, "for": chance.choice((0.5, 3.0))})
-        case _:
-            pass
+    upon = chance.choice(("task", "cancels"))
+    if chance.random() < 0.5:
+        method = chance.choice(("replace_data", "send", "load_data"))
+        fault = _aimed(chance, upon, replica, method, skips=0)
+    else:
+        fault = {"kind": "deaf", "upon": upon, "nth": 1, "at": 0.0, "replica": replica}
+        fault |= {"for": chance.choice((0.5, 3.0))}
+    server = chance.choice(("python", "python", "command"))
+    after = chance.choice((0.0, 0.2))
+    return {"server": server, "clients": [client], "faults": [fault], "tasks_after": after}
+
+
+def _asks_as_a_task(chance: random.Random, replicas: int) -> Json:
+    """A handler asks as its call becomes a task, or a task asks and the store is full."""
+    client = _client(1, "tasks", roams=replicas > 1, asks=True)
+    client["thinks"] = chance.choice((0.0, 0.0, 0.5))
+    becomes, after = chance.random() < 0.5, chance.choice((0.0, 0.2))
+    wait, is_slow = after if becomes else 1.0, chance.random() < 0.3
+    if becomes and is_slow:
+        # The step of the store takes two seconds.
+        wait = round(after + chance.uniform(0.0, 2.0), 3)
+    before = chance.choice(([], ["progress"], ["change:note:1"]))
+    call = _call([*([f"wait:{wait}"] if wait else []), *before, "ask", "wait:0.3"])
+    call["seconds"] += client["thinks"]
+    client["steps"] = [call]
+    replica = chance.randrange(replicas)
+    if becomes:
+        method = chance.choice(("create", "create", "replace_data"))
+        fault = _aimed(chance, "sends", replica, method, "slow", "slow", "before", skips=0)
+    else:
+        fault = {"kind": "store", "upon": "asks", "nth": 1, "at": 0.0, "replica": replica}
+        fault |= {"how": chance.choice(("full", "full", "before")), "for": 8.0}
+        fault |= {"upon": "task", "at": 0.1} if chance.random() < 0.5 else {}
+    server = "python" if becomes else chance.choice(("python", "command"))
+    faults = [fault] if is_slow or not becomes else []
     return {"server": server, "clients": [client], "faults": faults, "tasks_after": after}
 
 
@@ -240,24 +262,34 @@ def _first_stream_fails(chance: random.Random, replicas: int) -> Json:
     return {"server": "python", "clients": [client], "faults": faults}
 
 
-def _stands_still_at_a_call(chance: random.Random, replicas: int) -> Json:
-    """A replica stands still in the middle of a request, for so long that others take it for dead,
-    and serve its sessions.
+def _stands_still_in_a_request(chance: random.Random, replicas: int) -> Json:
+    """A replica stands still as it starts a process for a request, or at a call of the store, for
+    so long that others take it for dead, and serve its sessions.
     """
-    client = _client(1, "http", roams=True)
-    calls: list[Json] = [_call(["progress"])]
-    for _ in range(chance.choice((3, 4, 5))):
+    client = _client(1, "http", roams=True, at=chance.randrange(replicas))
+    calls: list[Json] = [_call(["progress"]), _pause(0.1)]
+    for _ in range(chance.choice((6, 8))):
         calls += [
             _call(["progress", "wait:0.05"], background=True),
-            _pause(chance.choice((0.3, 4.0, 8.0))),
+            _pause(chance.choice((0.3, 3.0, 4.0))),
         ]
     client["steps"] = calls
-    method = chance.choice(("load", "load", "claim", "admit", "send"))
-    hows, skips = ("pause before", "pause after"), chance.randrange(12)
-    nth, replica = chance.choice((1, 2)), chance.randrange(replicas)
-    fault = _aimed(chance, "sends", replica, method, *hows, nth=nth, skips=skips)
-    fault["for"] = chance.choice((12.0, 15.0, 20.0))
-    return {"server": "command", "clients": [client], "faults": [fault]}
+    replica, nth = chance.randrange(replicas), chance.choice((1, 1, 2))
+    seconds = chance.choice((15.0, 20.0, 25.0))
+    faults: list[Json] = []
+    if chance.random() < 0.7:
+        faults.append({"kind": "child", "upon": "answered", "nth": 1, "at": 0.0, "for": 0.0})
+        at = round(chance.uniform(0.002, 0.01), 4)
+        fault: Json = {"kind": "pause", "upon": "sends", "nth": 2, "at": at, "replica": replica}
+    else:
+        method, skips = chance.choice(("load", "claim", "admit", "send")), chance.randrange(4)
+        hows = ("pause before", "pause after")
+        fault = _aimed(chance, "sends", replica, method, *hows, nth=nth, skips=skips)
+    return {
+        "server": "command",
+        "clients": [client],
+        "faults": [*faults, {**fault, "for": seconds}],
+    }
 
 
 def _messages_wait(chance: random.Random, replicas: int) -> Json:
@@ -305,21 +337,25 @@ def _asks_about_several(chance: random.Random, replicas: int) -> Json:
     return {"server": "command", "clients": [client], "faults": faults}
 
 
-KINDS: Final[tuple[Kind, ...]] = (
-    _said_between_replicas,
-    _stored_elsewhere,
-    _waits_for_long,
-    _leaves_as_the_store_is_away,
-    _changes_while_the_store_fails,
-    _shares_a_process,
-    _noted_about_a_task,
-    _first_stream_fails,
-    _stands_still_at_a_call,
-    _messages_wait,
-    _asks_about_several,
-)
+KINDS: Final[dict[Kind, int]] = {
+    _said_between_replicas: 6,
+    _stored_elsewhere: 4,
+    _unheard: 4,
+    _begins_as_events_are_stored: 3,
+    _waits_for_long: 1,
+    _leaves_as_the_store_is_away: 1,
+    _changes_while_the_store_fails: 4,
+    _shares_a_process: 4,
+    _cancels_a_task_elsewhere: 3,
+    _asks_as_a_task: 4,
+    _first_stream_fails: 3,
+    _stands_still_in_a_request: 4,
+    _messages_wait: 4,
+    _asks_about_several: 5,
+}
+"""The kinds, and how many of all are of each."""
 
 _ALSO_ALONE: Final = (
     _waits_for_long, _leaves_as_the_store_is_away, _changes_while_the_store_fails,
-    _shares_a_process, _noted_about_a_task, _first_stream_fails, _messages_wait,
+    _shares_a_process, _first_stream_fails, _messages_wait,
 )  # fmt: skip

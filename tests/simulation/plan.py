@@ -73,7 +73,7 @@ OURS: Final = 0.04
 STOPS: Final = 0.06
 """How many are about replicas that are told to stop. Nor do they."""
 
-MOMENTS: Final = 0.1
+MOMENTS: Final = 0.2
 """How many have a fault at a moment (`tests.simulation.moments`). Nor do they."""
 
 RARER: Final = 0.1

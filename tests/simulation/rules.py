@@ -33,8 +33,11 @@ SOON: Final = 5.0
 GRACE: Final = 4.0
 """Seconds that a call may run when its replica stops, where nobody says another number."""
 
-AT_ONCE: Final = 2.5
+AT_ONCE: Final = 1.0
 """Seconds in which an event reaches a client that is connected, if nothing fails."""
+
+SLOW: Final = 2.0
+"""Seconds that a call of a slow store takes."""
 
 PATIENCE: Final = 22.0
 """Seconds in which the stream ends on which an event waits for the store."""
@@ -241,6 +244,24 @@ def a_round_has_one_answer(facts: Facts) -> Iterator[str]:
 _OF_THE_WAY: Final = ("deaf", "slow", "still")
 
 
+def an_outcome_is_sent_again(facts: Facts) -> Iterator[str]:
+    """Of a call that ran where nothing died. All that failed since is what its process says to
+    other replicas.
+    """
+    for call, answers in facts.answers.items():
+        is_unknown = {answer.get("code") for answer in answers} == {UNKNOWN}
+        sent = [s for s in facts.by["sends"] if s["call"] == call]
+        if not is_unknown or not facts.runs[call] or len(sent) != 1:
+            continue
+        faults = [f for f in facts.by["fault"] if _ends_at(f) >= sent[0]["t"]]
+        ways = [f["kind"] in _OF_THE_WAY or f.get("of") in _SAID_BY_ITS_PROCESS for f in faults]
+        if faults and all(ways):
+            yield f"{call} ran where nothing died, and its outcome was said to be unknown"
+
+
+_SAID_BY_ITS_PROCESS: Final = ("update", "result", "alive", "gone")
+
+
 def _ends_at(fault: Record) -> float:
     return fault["t"] + fault.get("for", 0.0) + _LASTS.get(fault["kind"], 0.0)
 
@@ -406,8 +427,10 @@ def an_event_comes_soon(facts: Facts) -> Iterator[str]:
     else went wrong is found out every few seconds.
     """
     faults = facts.by["fault"]
-    if any(fault["kind"] != "deaf" or fault.get("unnoticed") for fault in faults):
+    slow = [fault for fault in faults if fault.get("how") == "slow"]
+    if any(f not in slow and (f["kind"] != "deaf" or f.get("unnoticed")) for f in faults):
         return
+    until = facts.healed_at + (SLOW if slow else 0.0)
     said = {(s["call"], s["n"]): s["t"] for s in facts.by["said"] if s["kind"] == "event"}
     news = [
         (each["client"], each["t"])
@@ -417,7 +440,7 @@ def an_event_comes_soon(facts: Facts) -> Iterator[str]:
     for hears in facts.by["hears"]:
         client, since = hears["client"], hears["t"] - AT_ONCE
         sent = said.get((hears["call"], hears["n"])) if hears["kind"] == "event" else None
-        if sent is None or sent > since or any(_ends_at(fault) > since for fault in faults):
+        if sent is None or since <= max(sent, until):
             continue
         if not any(name == client and t >= since for name, t in news):
             yield f"{client} heard an event of {sent} at {hears['t']}: {hears}"
@@ -945,6 +968,7 @@ RULES: Final[tuple[Rule, ...]] = (
     a_call_has_one_answer,
     an_outcome_is_unknown_only_if_it_may_be_lost,
     a_round_has_one_answer,
+    an_outcome_is_sent_again,
     a_session_has_one_process,
     a_notification_reaches_the_server,
     a_message_comes_once_and_in_order,

@@ -146,6 +146,11 @@ BROKEN: dict[str, Edit] = {
     "a_round_has_one_answer": with_records(
         "heals", {**_ROUND, "answer": "complete"}, {**_ROUND, "answer": -31012}
     ),
+    "an_outcome_is_sent_again": all_of(
+        with_records("heals", {"what": "fault", "kind": "slow", "for": 0.0}),
+        other("begins", {"has_room": False}),
+        other("answered", {"result": False, "code": -31012}),
+    ),
     "a_session_has_one_process": all_of(
         other("ran", {"process": 2}),
         with_records(
