@@ -93,10 +93,10 @@ def _leaves_a_call(chance: random.Random) -> Json:
 
 
 def _asks_as_others_end(chance: random.Random) -> Json:
-    """A client has several calls at a command. Some of them end just as others ask, and the store
-    is away, or a replica stands still.
+    """A client has several calls at a command of its replica. Some of them end just as others ask,
+    and the store is away, or the replica stands still.
     """
-    replicas = chance.choice((1, 1, 2, 2))
+    replicas = 1
     client = _client(chance, 1, replicas, chance.choice(("http", "http", "websocket")))
     client |= {"session": chance.random() < 0.7, "thinks": chance.choice((0.0, 0.05, 0.5))}
     for _ in range(chance.choice((3, 4, 5))):
@@ -104,19 +104,16 @@ def _asks_as_others_end(chance: random.Random) -> Json:
         asks = (["ask"], ["wait:0.05", "ask"], ["ask", "progress"], ["wait:0.3", "ask"])
         script = chance.choice(short) if chance.random() < 0.5 else chance.choice(asks)
         call = _call(client, script, background=True)
-        call |= {"cut": chance.choice((0.02, 0.1, 0.6))} if chance.random() < 0.3 else {}
         client["steps"].append(call)
         if chance.random() < 0.5:
             client["steps"].append({"do": "pause", "seconds": chance.choice((0.01, 0.05, 0.3))})
-        if chance.random() < 0.1:
-            client["steps"].append({"do": "cut", "moves": chance.choice((0, 1))})
     faults: list[Json] = []
     for _ in range(chance.choice((0, 1, 1, 2))):
         fault = _aimed(chance, replicas, ("append", "append", "send", "open_stream"), 0.6)
-        if chance.random() < 0.6:
+        if chance.random() < 0.7:
             fault = {"at": fault["at"], "replica": fault["replica"]}
-            fault |= {"kind": chance.choice(("store", "store", "pause"))}
-            fault |= {"for": chance.choice((0.3, 1.0, 3.0))}
+            fault |= {"kind": chance.choice(("store", "store method", "pause"))}
+            fault |= {"for": chance.choice((0.05, 0.3, 1.0, 3.0)), "method": "append"}
             fault |= {"how": chance.choice(("before", "after", "full"))}
         faults.append(fault)
     server = chance.choice(("command", "command", "command", "url"))
@@ -241,7 +238,7 @@ def _loses_patience(chance: random.Random) -> Json:
 WAYS: Final[dict[Way, int]] = {
     _sent_twice: 4,
     _leaves_a_call: 4,
-    _asks_as_others_end: 4,
+    _asks_as_others_end: 6,
     _repeats_a_round: 3,
     _what_became_of_it: 3,
     _is_away_for_long: 2,
