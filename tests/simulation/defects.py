@@ -7,7 +7,7 @@ A defect replaces a few functions. `Broken` makes the broken form of each from t
 """
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,9 @@ from mcp_sessions.core.request_keys import Begun, KeyState, RequestKeys
 from mcp_sessions.errors import REQUEST_CANCELLED, StoreUnavailable
 from mcp_sessions.ids import Position, process_of
 from mcp_sessions.server.cluster.pending import Pending
+from mcp_sessions.server.cluster.relay import RequestRelay
 from mcp_sessions.server.cluster.replica_messages import QuestionAnswer
+from mcp_sessions.server.cluster.shared_bus import SharedBus
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.delivery.pending_writes import PendingWrites
@@ -31,6 +33,7 @@ from mcp_sessions.server.requests.open_questions import OpenQuestions
 from mcp_sessions.server.requests.outcome import Outcomes
 from mcp_sessions.server.requests.reports import Reports
 from mcp_sessions.server.requests.running import RunningRequest
+from mcp_sessions.server.requests.running_task import RunningTask
 from mcp_sessions.server.upstream.external import peer, sharing, starts
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Forgotten
@@ -260,6 +263,33 @@ def _lets_the_handler_run(_: Any) -> Any:
     return end
 
 
+def _appends_a_change_anew(right: Any) -> Any:
+    async def append(self: Any, session_ids: Any, change: Any, *, now: float, again: bool) -> Any:
+        return await right(self, session_ids, change, now=now, again=False)
+
+    return append
+
+
+def _detaches_once(_: Any) -> Any:
+    async def detach(self: Any, attached: Any, entry: Any) -> None:
+        for session_id, epoch in attached.items():
+            with suppress(StoreUnavailable):
+                await self._store.detach(session_id, epoch, entry)
+
+    return detach
+
+
+def _leaves_out_who_cancels(right: Any) -> Any:
+    async def refresh(self: Any) -> bool:
+        self.unwanted = lambda: None
+        try:
+            return bool(await right(self))
+        finally:
+            del self.unwanted
+
+    return refresh
+
+
 def _takes_strangers_for_one(_: Any) -> Any:
     def client_of(call: Any) -> Any:
         return call.principal
@@ -422,6 +452,26 @@ DEFECTS: Final[dict[str, Defect]] = {
     "a question goes to a call whose client is away": Defect(
         "A command asked, and its newest call had been left. Another call waited for the answer.",
         ((RunningRequest, "reach", _listens),),
+    ),
+    "a change is stored again after its reply was lost": Defect(
+        "The store had a change, and its reply was lost: its subscribers heard of it twice.",
+        ((MemoryStore, "append_change", _appends_a_change_anew),),
+    ),
+    "a detachment is lost while the store is away": Defect(
+        "A client left for ever, and its session stayed attached to its connection.",
+        ((Attachments, "_detach_stored", _detaches_once),),
+    ),
+    "a cancellation of a task stays where it was noted": Defect(
+        "A client cancelled its task at another replica. It ran on.",
+        ((RunningTask, "refresh", _leaves_out_who_cancels),),
+    ),
+    "what was missed is not read": Defect(
+        "A replica that heard the others again had an event seconds later.",
+        ((SharedBus, "on_gap", _does_nothing),),
+    ),
+    "a result is sent once": Defect(
+        "The result of a call was lost between two replicas, and its outcome was unknown.",
+        ((RequestRelay, "_keep", _does_nothing),),
     ),
     "strangers share a process": Defect(
         "A task that ran on after its answer asked another client, whose answer decided it.",
