@@ -186,6 +186,11 @@ what the old session had is lost.
   and from a response of a call that ended, as long as that waits.
 * A call came again at another replica, and its question was lost between the two. It waited for its
   timeout. What is lost there is sent again now.
+* A question of a command moved from a call that had ended to one at another replica. It was
+  withdrawn with the first call, and its client dropped the answer. It is not withdrawn now.
+* A replica stopped, and one of its calls ran. Another replica asked its command for more. That call
+  was cancelled when the first one had ended, long before the grace time was over. It is waited for
+  now.
 * The campaign with seed 7072 lost an event. A server was busy with a listen whose client had left,
   and had listened anew. Before a listen takes a session, the server looks now whether its client is
   still there.

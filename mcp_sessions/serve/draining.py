@@ -94,7 +94,7 @@ class Draining:
         running = asyncio.create_task(self._runner.drain(grace, arriving))
         tasks: list[asyncio.Task[Any]] = [running]
         if host is not None:
-            tasks.append(asyncio.create_task(host.drain(grace)))
+            tasks.append(asyncio.create_task(host.drain(grace, running)))
         try:
             # As long as something runs it may need a child that is not there yet.
             await asyncio.wait(tasks, timeout=grace)

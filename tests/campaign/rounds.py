@@ -138,6 +138,7 @@ class ClientWorld:
         self.clients = played.clients
         self.session_name = played.session_name
         self.link = link
+        self.changes_lists = False
         self._fleet = played.fleet
 
     def choose(self, wanted: int) -> TcpProxy:

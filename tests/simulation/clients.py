@@ -74,6 +74,9 @@ class Client(ABC):
     has_handshake = True
     """Log messages come unasked."""
 
+    mixes = False
+    """It does not tell what came on the response of a call from what came on a stream."""
+
     gives_up = False
     """It may say by itself that an outcome is unknown."""
 
@@ -161,7 +164,7 @@ class Client(ABC):
         self.note(
             "connects", can_be_asked=self.plan["asks"], is_told=self.plan["session"],
             answers=self.has_handshake and self.plan["asks"] and not self.plan["silent"],
-            gives_up=self.gives_up,
+            gives_up=self.gives_up, mixes=self.mixes,
             stays=not self.plan["roams"] and not any(s.get("moves") for s in self.plan["steps"]),
         )  # fmt: skip
         await asyncio.sleep(self.plan["starts"])

@@ -34,6 +34,7 @@ _LOOKS: Final = 0.5
 
 class OurClient(Client):
     gives_up = True
+    mixes = True
 
     def __init__(self, world: World, plan: Json) -> None:
         super().__init__(world, plan)

@@ -115,18 +115,25 @@ class Facts:
             for asked in self.by["asked"]
         )
 
-        def is_impatient(stop: Record) -> bool:
-            grace = 0.0 if has_no_response else stop.get("grace", GRACE)
+        return any(
+            stop["t"] + (0.0 if has_no_response else stop.get("grace", GRACE)) - 0.01 <= ended["t"]
+            for stop in self._stops_at(ended)
+        )
+
+    def _stops_at(self, record: Record) -> list[Record]:
+        """The stops of replicas that had begun then, and were not over."""
+
+        def is_over(stop: Record) -> bool:
             over = [
                 each
                 for each in self.by["stopped"]
                 if each["replica"] == stop["replica"] and self.after(stop, each)
             ]
             # Its command notices the end a little later.
-            is_over = bool(over) and ended["t"] > over[0]["t"] + 0.01
-            return stop["t"] + grace - 0.01 <= ended["t"] and not is_over
+            return bool(over) and record["t"] > over[0]["t"] + 0.01
 
-        return any(f["kind"] == "stop" and is_impatient(f) for f in self.by["fault"])
+        stops = [fault for fault in self.by["fault"] if fault["kind"] == "stop"]
+        return [stop for stop in stops if self.after(stop, record) and not is_over(stop)]
 
     def may_wait_for_its_store(self, said: Record) -> bool:
         """Whether a store failed when that was sent. What waits for it dies with its process."""
@@ -136,8 +143,10 @@ class Facts:
         return [f for f in self.by["fault"] if f["kind"].startswith(_OF_A_STORE)]
 
     def may_be_unknown_to(self, refused: Record) -> bool:
-        """Whether the store may have failed before it said that it knows the key of a call."""
-        return any(
+        """Whether the store may have failed before it said that it knows the key of a call. A
+        replica that stops does not look.
+        """
+        return bool(self._stops_at(refused)) or any(
             fault["t"] <= refused["t"] <= _end_of(fault)
             for fault in self._of_a_store()
             if fault.get("method") not in _AFTER_ADMISSION
@@ -309,6 +318,7 @@ def a_message_comes_once_and_in_order(facts: Facts) -> Iterator[str]:
     said = {(s["call"], s["kind"], s["n"]): s for s in facts.by["said"]}
     says = {(s["call"], s["kind"], s["n"]): s for s in facts.by["says"]}
     ended = {record["call"]: record for record in facts.by["ended"]}
+    mixes = {each["client"] for each in facts.by["connects"] if each.get("mixes")}
 
     def is_late(call: str, kind: str, first: int, second: int) -> bool:
         """Whether the first was sent before the sending of the second began."""
@@ -316,9 +326,10 @@ def a_message_comes_once_and_in_order(facts: Facts) -> Iterator[str]:
         if sent is None or next_one is None or not facts.after(sent, next_one):
             return False
         over = ended.get(call)
-        # What a URL says after its answer comes by another connection.
+        # What a URL says after its answer comes by another connection, and what comes after the
+        # answer of a client that does not tell its connections apart.
         return (
-            sent.get("sure", True)
+            (sent.get("sure", True) and facts.caller[call] not in mixes)
             or over is None
             or facts.after(over, sent) == facts.after(over, next_one)
         )

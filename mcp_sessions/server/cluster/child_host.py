@@ -183,14 +183,17 @@ class ChildHost:
     def has(self, session_id: SessionId) -> bool:
         return session_id in self._children.held
 
-    async def drain(self, grace: float) -> None:
+    async def drain(self, grace: float, running: asyncio.Task[Any]) -> None:
         """Let what others ask here finish, for ``grace`` seconds at the most. A session for which
         nothing runs is another's from now on, as soon as it is asked for something.
+
+        Args:
+            running: Over when nothing of this process runs: until then, others may ask for more.
         """
         self._is_leaving = True
         loop = asyncio.get_running_loop()
         until = loop.time() + grace
-        while asked := self._relay.served(ChildRequest):
+        while asked := {*self._relay.served(ChildRequest), *([] if running.done() else [running])}:
             await asyncio.wait(asked, timeout=max(0, until - loop.time()))
             if loop.time() >= until:
                 return

@@ -34,7 +34,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from mcp_sessions.core.messages import encode, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, StoreUnavailable
@@ -82,6 +82,9 @@ _KEPT = 1_000
 
 _KEPT_BYTES = 8_388_608
 """Bytes of them."""
+
+WITHIN_ENDED: Final = "the request within which it was asked has ended"
+"""Why a request is cancelled, if its sender does not say so."""
 
 _ASKER_ENDED = {"code": INTERNAL_ERROR, "message": "the request that asked is complete"}
 
@@ -402,7 +405,7 @@ class RequestRelay:
         within.remove(pending)
         if not within:
             asker.leaves()
-            task.cancel()
+            task.cancel(WITHIN_ENDED)
 
     def _finished(self, asker: Asker, within: list[Pending]) -> None:
         self._served.pop(asker.name, None)

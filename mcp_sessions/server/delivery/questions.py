@@ -34,7 +34,13 @@ from mcp_sessions.ids import SessionId, process_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.cluster.pending import RelayedOutcome
-from mcp_sessions.server.cluster.relay import Asker, RequestRelay, Serve, Unserved
+from mcp_sessions.server.cluster.relay import (
+    WITHIN_ENDED,
+    Asker,
+    RequestRelay,
+    Serve,
+    Unserved,
+)
 from mcp_sessions.server.cluster.replica_messages import (
     QuestionAnswer,
     QuestionProgress,
@@ -75,6 +81,8 @@ class PendingQuestion:
     """Done when it was answered, or given up."""
 
     is_withdrawn: bool = False
+    """Its client was told that it is given up, or is not to be told."""
+
     _sending: asyncio.Task[None] | None = field(init=False, default=None)
     """Sends it, or its withdrawal, to another replica."""
 
@@ -183,8 +191,12 @@ class PendingQuestions:
         except TimeoutError:
             _withdraw(question, notify, "timed out")
             raise PeerError(REQUEST_TIMEOUT, "Request timed out") from None
-        except asyncio.CancelledError:
-            _withdraw(question, notify, "cancelled")
+        except asyncio.CancelledError as cancelled:
+            if question.asked.may_move and cancelled.args == (WITHIN_ENDED,):
+                # It goes on under its id with another request, which may be at another replica.
+                question.is_withdrawn = True
+            else:
+                _withdraw(question, notify, "cancelled")
             raise
         finally:
             if not question.is_withdrawn:
