@@ -191,6 +191,8 @@ what the old session had is lost.
 * A replica stopped, and one of its calls ran. Another replica asked its command for more. That call
   was cancelled when the first one had ended, long before the grace time was over. It is waited for
   now.
+* A call in rounds became a task, and asked. Its client cancelled the task, and the call waited on.
+  It is cancelled, too, now.
 * The campaign with seed 7072 lost an event. A server was busy with a listen whose client had left,
   and had listened anew. Before a listen takes a session, the server looks now whether its client is
   still there.

@@ -197,7 +197,7 @@ class RemoteChildren:
         process = process_of(waiting)
         if process is None or not self._bus.is_remote(process):
             return None
-        request = _request(session_id, waiting, call, RemoteRequest({}, method, params, None, {}))
+        request = _round(session_id, waiting, call, method, params)
         try:
             # It may come twice: the second time it gets the same answer.
             served = await self._ask(process, call, request, is_repeatable=True)
@@ -205,9 +205,25 @@ class RemoteChildren:
             # The call that waited there has ended.
             raise UpstreamError(wire_error(OutcomeUnknown())) from None
         except asyncio.CancelledError:
-            self._bus.spawn(self._cancel(process, replace(request, is_cancelled=True)))
+            self.cancel_in(waiting, session_id, call, method, params)
             raise
         return served[0]
+
+    def cancel_in(
+        self,
+        waiting: str,
+        session_id: SessionId | None,
+        call: UpstreamCall,
+        method: str,
+        params: dict[str, Any] | None,
+    ) -> bool:
+        """See `RemoteRounds.cancel_in`."""
+        process = process_of(waiting)
+        if process is None or not self._bus.is_remote(process):
+            return False
+        request = replace(_round(session_id, waiting, call, method, params), is_cancelled=True)
+        self._bus.spawn(self._cancel(process, request))
+        return True
 
     async def _cancel(self, process: str, request: ChildRequest) -> None:
         with suppress(Unserved, OutcomeUnknown):
@@ -265,6 +281,16 @@ class RemoteChildren:
         if answer.result is None:
             raise UpstreamError(dict(answer.error or {}))
         return dict(answer.result["result"]), answer.result["handshake"]
+
+
+def _round(
+    session_id: SessionId | None,
+    waiting: str,
+    call: UpstreamCall,
+    method: str,
+    params: dict[str, Any] | None,
+) -> ChildRequest:
+    return _request(session_id, waiting, call, RemoteRequest({}, method, params, None, {}))
 
 
 def _request(

@@ -268,7 +268,13 @@ class RunningRequest:
                     if rounds is not None and method in NAMED and "requestState" in answered:
                         answered = set_apart(answered)
                 if self._task is not None and answered.get("resultType") == INPUT_REQUIRED:
-                    params = await self._task.next_round(answered, request.forwarded)
+                    try:
+                        params = await self._task.next_round(answered, request.forwarded)
+                    except asyncio.CancelledError:
+                        waiting = waiting_call(answered)
+                        if rounds is not None and waiting is not None:
+                            rounds.cancel(waiting, self, self._owner, method, params)
+                        raise
                     continue
                 if tasking is not None and answered.get("resultType") == TASK:
                     answered = await self._task_of_server(peer, answered, tasking.tasks)

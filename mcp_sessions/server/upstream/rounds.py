@@ -99,6 +99,17 @@ class RemoteRounds(Protocol):
         """
         ...
 
+    def cancel_in(
+        self,
+        waiting: str,
+        session_id: SessionId | None,
+        call: UpstreamCall,
+        method: str,
+        params: dict[str, Any] | None,
+    ) -> bool:
+        """Cancel a call that waits in another process. False: it waits in no other process."""
+        ...
+
 
 class Rounds:
     """Hold the calls of one layer whose clients are asked in results.
@@ -232,6 +243,10 @@ class Rounds:
         """Cancel a call that waits for this round: its client has left. The round may have come
         before, and have been cancelled. See :meth:`go_on`.
         """
+        session_id = SessionId(owner) if isinstance(owner, str) else None
+        there = self._other_replicas
+        if there is not None and there.cancel_in(name, session_id, call, method, params):
+            return
         waiting = self._waiting.get(name)
         if waiting is not None and waiting[0].what == what_of(call, owner, method, params):
             self._removed(name).cancel()
