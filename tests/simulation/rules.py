@@ -262,6 +262,9 @@ def an_outcome_is_sent_again(facts: Facts) -> Iterator[str]:
         sent = [s for s in facts.by["sends"] if s["call"] == call]
         if not is_unknown or not facts.runs[call] or len(sent) != 1:
             continue
+        if not any(e["call"] == call and e["how"] == "done" for e in facts.by["ended"]):
+            # A URL may answer a call that failed with a status alone.
+            continue
         faults = [f for f in facts.by["fault"] if _ends_at(f) >= sent[0]["t"]]
         ways = [f["kind"] in _OF_THE_WAY or f.get("of") in _SAID_BY_ITS_PROCESS for f in faults]
         if faults and all(ways):

@@ -265,7 +265,8 @@ class ChildHost:
     ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         upstream, params = self._upstream, dict(message.params or {})
         name = waiting_call(params)
-        if upstream is None or (name is not None and name == message.holder):
+        is_round = message.is_cancelled or (name is not None and name == message.holder)
+        if upstream is None or is_round:
             return await self._another_round(call, message, name), {}
         session_id = message.session_id
         if self._is_leaving and session_id is not None and not _is_busy(upstream, session_id):

@@ -273,7 +273,8 @@ class RunningRequest:
                     except asyncio.CancelledError:
                         waiting = waiting_call(answered)
                         if rounds is not None and waiting is not None:
-                            rounds.cancel(waiting, self, self._owner, method, params)
+                            last = {**(params or {}), "requestState": answered["requestState"]}
+                            rounds.cancel(waiting, self, self._owner, method, last)
                         raise
                     continue
                 if tasking is not None and answered.get("resultType") == TASK:
