@@ -212,6 +212,10 @@ These changes still pass all tests near them. Most of them change nothing that a
 * Users with credentials in the campaign. The simulation has users, and other tests have tokens.
 * Commands and URLs in the campaign. The simulation wraps them, and other tests kill them.
 * Changes of code that two places must share. A mutant changes one place.
+* A question of a command or a URL whose client leaves just one of two responses. The question may
+  stay at the response that was left: at another replica, or if its call ends in that moment. Then
+  it waits for `question_timeout`. A copy that waits for the store may also come after the answer,
+  under the same id. The plans of the simulation avoid this.
 """
 
 _FAULTS: Final = {

@@ -39,6 +39,7 @@ from typing import Any, Final
 from mcp_sessions.core.messages import encode, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, StoreUnavailable
 from mcp_sessions.security import mint_request_id
+from mcp_sessions.seldom import Seldom
 from mcp_sessions.server.cluster.codec import understands
 from mcp_sessions.server.cluster.pending import OnUpdate, Pending, RelayedOutcome, size_of
 from mcp_sessions.server.cluster.replica import ClusterBus
@@ -55,6 +56,7 @@ from mcp_sessions.server.cluster.replica_messages import (
 from mcp_sessions.stores.exchange import LIVENESS
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 ALIVE_EVERY = 2.0
 """Seconds between two messages that ask for a request."""
