@@ -232,6 +232,9 @@ def an_outcome_is_unknown_only_if_it_may_be_lost(facts: Facts) -> Iterator[str]:
             continue
         # A request for another replica is sent once: it may have come.
         ran = [r for r in facts.by["ran"] if r["call"] == call]
+        if not ran and facts.by["fault"]:
+            # The store failed between its key, which is used up, and its server.
+            continue
         if begins[0]["passes_on"] and facts.by["fault"]:
             if not ran or not all(facts.after(ran[0], fault) for fault in facts.by["fault"]):
                 continue

@@ -26,7 +26,7 @@ _OVERHEAD = 1_024
 _CONFIRMED = 262_144
 """Bytes of updates after which their sender learns at once that they came."""
 
-_LOOKS = 3
+_LOOKS = 6
 """How often what is missing is asked for, at most. Then it is left out."""
 
 
@@ -99,7 +99,8 @@ class Pending:
         if update.number > self.newest + 1:
             is_first = not self.early
             self.early[update.number] = update, size
-            if sum(size for _, size in self.early.values()) > _WAITING:
+            sizes = [size for _, size in self.early.values()]
+            if sum(sizes) - max(sizes) > _WAITING:
                 self.skips()
             return is_first
         self._take(update, size)

@@ -171,12 +171,15 @@ class Asker:
         bus, process = self.relay.bus, self.process
         async with self._turn:
             await self.unread.has_room.wait()
+            if self.is_gone:
+                return
+            update = Update(ask=self.name, message=message, number=self.updates + 1)
+            # Before it is sent: who reports may be cancelled then, and its number is used.
+            self.unread.add(update)
             self.updates += 1
-            update = Update(ask=self.name, message=message, number=self.updates)
             while not self.is_gone:
                 try:
                     if await bus.send(update, to=process) or not await bus.is_alive(process):
-                        self.unread.add(update)
                         return
                 except StoreUnavailable as failed:
                     logger.warning("a message of a request waits for the store: %s", failed)
@@ -314,6 +317,10 @@ class RequestRelay:
             await pending.pass_on()
             if pending.result is not None and pending.is_whole:
                 return pending.result
+            if pending.result is not None and (pending.is_gone or is_dead):
+                # Nothing more comes.
+                pending.news.set()
+                continue
             if pending.is_gone:
                 if not pending.is_repeatable:
                     raise OutcomeUnknown
@@ -333,6 +340,7 @@ class RequestRelay:
             is_alive = await self.bus.is_alive(pending.process)
         except StoreUnavailable:
             # Asked again when the store is back.
+            pending.looked = 0
             return True
         if is_alive:
             await self._says_alive(name, pending)
@@ -432,6 +440,8 @@ class RequestRelay:
             if not asker.is_gone and not isinstance(request, QuestionProgress):
                 answered = Result(ask=asker.name, result=result, error=error, updates=asker.updates)
                 self._keep(answered, asker.unread)
+                # Nobody confirms what follows.
+                asker.leaves()
                 await self.bus.try_send(answered, to=asker.process)
 
     def _end_within(self, asker: Asker) -> None:
@@ -450,8 +460,7 @@ class RequestRelay:
                 return None
             return self._send_all(lacks, sender)
         if self._asked_of(sender, message.ask) is not None:
-            # Its receiver asks, and gets the next message in time.
-            return None
+            return self._says_alive(message.ask, self._pending[message.ask])
         # It was answered, and that was lost; or it never came.
         if message.ask in self._kept:
             return self._send_again(sender, message.ask, message.newest)

@@ -333,7 +333,7 @@ async def test_what_an_earlier_release_lost_is_left_out_at_last(
         asking = asyncio.create_task(here.relay.ask(there.process, QUESTION, hears))
         await asyncio.sleep(1)
         assert heard == [0]
-        await asyncio.sleep(5 * relay.ALIVE_EVERY)
+        await asyncio.sleep(8 * relay.ALIVE_EVERY)
         assert heard == [0, 2]
         there.may_end.set()
         assert (await asking).result == {}
@@ -363,6 +363,50 @@ async def test_updates_that_are_not_confirmed_are_bounded_in_bytes() -> None:
         is_deaf = False
         assert (await asking).result == {}
         assert heard == [*range(40)]
+
+
+async def test_who_reports_may_be_cancelled_and_the_later_updates_come() -> None:
+    """The first one was being sent. It may come, and leaves no hole."""
+    async with sides() as (here, there):
+        heard: list[object] = []
+        sends = there.send
+
+        async def hears(message: Mapping[str, Any]) -> None:
+            heard.append(message["n"])
+
+        async def hangs(message: Message, *, to: str) -> bool:
+            if isinstance(message, Update) and message.number == 1:
+                await asyncio.sleep(1_000)
+            return await sends(message, to=to)
+
+        async def reports(asker: Asker, _: object) -> relay.RelayedOutcome:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await asker.update({"n": 1})
+            there.send = sends
+            await asker.update({"n": 2})
+            return {}, None
+
+        there.serve, there.send = reports, hangs
+        async with asyncio.timeout(3):
+            result = await here.relay.ask(there.process, QUESTION, hears)
+        assert result.result == {} and heard == [1, 2]
+
+
+async def test_who_reports_to_a_side_that_has_left_waits_for_nothing() -> None:
+    """It left while an update was sent, and nobody confirms any."""
+    async with sides() as (here, there):
+        asker = Asker(there.relay, here.process, "n")
+        sends = there.send
+
+        async def leaves(message: Message, *, to: str) -> bool:
+            asker.leaves()
+            return await sends(message, to=to)
+
+        there.send = leaves
+        async with asyncio.timeout(1):
+            for _ in range(20):
+                await asker.update({"text": "x" * 100_000})
 
 
 async def test_whether_the_client_listens_is_said_at_once_and_again() -> None:
