@@ -1031,6 +1031,8 @@ OF_A_STORE_THAT_KEEPS_ITS_WRITES: Final = frozenset({
     a_call_runs_at_most_once, a_call_has_one_answer, an_event_reaches_its_session,
     the_last_change_is_seen, who_lost_its_session_hears_nothing_of_it,
     who_loses_its_session_is_told, data_is_a_register, no_session_is_forgotten,
+    an_outcome_is_sent_again, an_outcome_is_unknown_only_if_it_may_be_lost, a_round_has_one_answer,
+    an_event_comes_soon, no_session_stays_attached, a_change_is_heard_once,
 })  # fmt: skip
 """They do not hold if a store lost what it had confirmed (docs/stores.md)."""
 
