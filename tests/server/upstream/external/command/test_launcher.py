@@ -160,7 +160,8 @@ async def test_a_variable_of_a_session_is_given_to_no_other(folder: Path, per: A
     server = launcher(folder, env={"OWN": f"/cache/{{{per}}}"}, per=per)
     async with world(server=server) as w:
         await works(w)
-        assert len(running(folder)) == 1
+        # What asks how it is started is another process, and ends by itself.
+        await until(lambda: len(running(folder)) == 1, "only the session has one")
 
 
 def test_the_memory_of_a_process_is_that_of_its_descendants_too() -> None:
