@@ -193,6 +193,8 @@ what the old session had is lost.
   now.
 * A call in rounds became a task, and asked. Its client cancelled the task, and the call waited on.
   It is cancelled, too, now.
+* The answer to a round was lost between two replicas, and the round was cancelled. Its call waited
+  for the next round. It is cancelled, too, now.
 * The campaign with seed 7072 lost an event. A server was busy with a listen whose client had left,
   and had listened anew. Before a listen takes a session, the server looks now whether its client is
   still there.

@@ -145,6 +145,9 @@ class _Round:
     senders: int = 0
     """Requests that wait for the answer."""
 
+    asked: int = 0
+    """Requests that waited, or wait."""
+
     async def answered(self) -> dict[str, Any]:
         """Return the answer. The call is cancelled with the last request that waits for it.
 
@@ -153,6 +156,7 @@ class _Round:
                 of its sender in memory.
         """
         self.senders += 1
+        self.asked += 1
         try:
             answer = await asyncio.shield(self.answer)
             if isinstance(answer, UpstreamError):
@@ -225,6 +229,13 @@ class RepeatedRounds:
         held.outcome.add_done_callback(lambda _: self._last.pop(held, None))
         self._background.run("a round of a call", self._run(begun, held, turn))
         return await begun.answered()
+
+    def answered_once(self, name: str) -> HeldCall | None:
+        """Return the call whose last round has that name, if nobody else asked for the answer."""
+        known = self._rounds.get(name)
+        if known is None or known.asked > 1:
+            return None
+        return next((held for held, last in self._last.items() if last == name), None)
 
     async def close(self) -> None:
         await self._background.close()

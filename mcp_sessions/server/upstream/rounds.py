@@ -241,15 +241,17 @@ class Rounds:
         params: dict[str, Any] | None,
     ) -> None:
         """Cancel a call that waits for this round: its client has left. The round may have come
-        before, and have been cancelled. See :meth:`go_on`.
+        before, and have been cancelled, or its answer may have been lost. See :meth:`go_on`.
         """
         session_id = SessionId(owner) if isinstance(owner, str) else None
         there = self._other_replicas
         if there is not None and there.cancel_in(name, session_id, call, method, params):
             return
         waiting = self._waiting.get(name)
-        if waiting is not None and waiting[0].what == what_of(call, owner, method, params):
-            self._removed(name).cancel()
+        held = waiting[0] if waiting is not None else self._repeated.answered_once(name)
+        is_its = held is not None and held.what == what_of(call, owner, method, params)
+        if held is not None and held.name is not None and is_its:
+            self._removed(held.name).cancel()
 
     async def give_up_oldest(self, share: Hashable, of: Principal | None = None) -> bool:
         """Give up a call outside of sessions whose client is away, to make room: the oldest of the
