@@ -42,7 +42,8 @@ judges every history:
 * A question is put once. Its answer reaches the handler that asked.
 * After a takeover the old client hears nothing. Subscriptions continue.
 * A client sees the last version of each resource that it subscribed to. It hears each change
-  once, and in order.
+  once, and in order. If the store's reply was lost and the resource changed again, it may hear of
+  it once more.
 * `session.data` loses no edit.
 * The outcome of a call is unknown only if a process died or stood still, or the store failed.
 * The calls of a session go to one process of a command.

@@ -586,13 +586,17 @@ def a_change_is_heard_once(facts: Facts) -> Iterator[str]:
     if any(fault["kind"] in (*_OF_A_PROCESS, "clock") for fault in facts.by["fault"]):
         return
     changes = Counter(each["uri"] for each in facts.by["changes"])
+    # It may be stored already, and another one of the same resource took its place since.
+    again = Counter(
+        e["uri"] for e in facts.by["changed"] if e.get("kept") and changes[e["uri"]] > 1
+    )
     heard: dict[tuple[str, str], list[str | None]] = defaultdict(list)
     for updated in facts.by["updated"]:
         ids = heard[updated["client"], updated["uri"]]
         if updated["id"] is None or updated["id"] not in ids:
             ids.append(updated["id"])
     for (client, uri), ids in heard.items():
-        if len(ids) > changes[uri]:
+        if len(ids) > changes[uri] + again[uri]:
             yield f"{client} heard of {changes[uri]} changes of {uri} as {len(ids)}: {ids}"
 
 
